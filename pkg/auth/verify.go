@@ -74,8 +74,8 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 		return Claims{}, badToken("the token is longer than %d bytes", MaxToken)
 	}
 	var raw rawClaims
-	if _, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
-		return Claims{}, parseError(err)
+	if t, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
+		return Claims{}, parseError(t, err)
 	}
 	if err := v.check(&raw, now); err != nil {
 		return Claims{}, err
@@ -190,19 +190,28 @@ func (v *Verifier) checkTimes(c *rawClaims, now time.Time) error {
 }
 
 // parseError says what the parser did not like, without repeating the token.
-func parseError(err error) error {
+func parseError(t *jwt.Token, err error) error {
 	var e *im.Error
 	if errors.As(err, &e) {
 		return e
 	}
 	e = badToken("the token is malformed")
-	switch {
-	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
-		e.Msg = "the signature does not fit, or the algorithm is not allowed here"
-	case errors.Is(err, jwt.ErrTokenUnverifiable):
-		e.Msg = "the algorithm is not allowed here"
-	}
 	e.Err = err
+	if t == nil || t.Header == nil {
+		return e
+	}
+	alg, ok := t.Header["alg"].(string)
+	var bad *claimError
+	switch {
+	case errors.As(err, &bad):
+		e.Msg = bad.text
+	case !ok:
+		e.Msg = "the token names no algorithm"
+	case !knownAlgorithm(alg):
+		e.Msg = "the algorithm " + quote(alg) + " is not allowed here"
+	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
+		e.Msg = "the signature does not fit"
+	}
 	return e
 }
 
