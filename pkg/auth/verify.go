@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // MaxToken is the longest token that is looked at, in bytes.
@@ -157,13 +158,13 @@ func (v *Verifier) checkNames(c *rawClaims, _ time.Time) error {
 	switch {
 	case c.sub == "":
 		return badToken("the claim sub is missing")
-	case !validID(c.sub):
+	case !protocol.ValidID(c.sub):
 		return badToken("the claim sub is no valid user id")
 	case who.Login == "":
 		return badToken("neither of the claims sid and jti is there")
-	case !validID(string(who.Login)):
+	case !protocol.ValidID(string(who.Login)):
 		return badToken("the claim sid (or jti) is no valid login id")
-	case c.did != "" && !validID(c.did):
+	case c.did != "" && !protocol.ValidID(c.did):
 		return badToken("the claim did is no valid device id")
 	case c.cls != "" && !who.Class.Valid():
 		return badToken("the claim cls is none of phone, tablet, web, desktop, bot")

@@ -20,6 +20,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 var (
@@ -369,7 +370,7 @@ func FuzzClaims(f *testing.F) {
 			t.Fatal(err)
 		}
 		c, err := v.Verify(head+"."+base64.RawURLEncoding.EncodeToString(sig), now)
-		if err == nil && (!validID(string(c.User)) || !validID(string(c.Login)) || !c.Expires.After(now)) {
+		if err == nil && (!protocol.ValidID(string(c.User)) || !protocol.ValidID(string(c.Login)) || !c.Expires.After(now)) {
 			t.Fatalf("%q passed as %+v", claims, c)
 		}
 	})
