@@ -19,13 +19,13 @@ type Options struct {
 	Scenario    string
 	Address     netip.AddrPort
 	Encoding    protocol.Encoding
-	Token       func(user string) (string, error)                                              // mints a token
+	Token       func(user string) (string, error)                                                  // mints a token
 	Group       func(ctx context.Context, owner string, members []string) (conv string, err error) // makes a group
-	Processes   map[string]int                                                                 // the server's, by name; empty = it is elsewhere
-	Conns       int                                                                            // devices
-	Outstanding int                                                                            // unanswered sends a sender keeps; closed loop
-	Rate        float64                                                                        // operations a second in all; 0 = closed loop
-	Duration    time.Duration                                                                  // of the measured part
+	Processes   map[string]int                                                                     // the server's, by name; empty = it is elsewhere
+	Conns       int                                                                                // devices
+	Outstanding int                                                                                // unanswered sends a sender keeps; closed loop
+	Rate        float64                                                                            // operations a second in all; 0 = closed loop
+	Duration    time.Duration                                                                      // of the measured part
 	Warmup      time.Duration
 	Size        int // bytes of a message's text
 	Seed        uint64
