@@ -56,7 +56,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	n := testenv.Start(t)
+	n := testenv.Start(t, "--set", "gateway.limits.user_rate=100000", "--set", "gateway.limits.user_burst=100000")
 	everything := make([][]*sent, pairs)
 	acked := 0
 	for round := range 6 {
