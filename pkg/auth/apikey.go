@@ -25,12 +25,12 @@ func Scopes() []string {
 }
 
 const (
-	apiKeyPrefix  = "imd_"
-	keyIDBytes    = 10 // 16 characters
-	secretBytes   = 32 // 52 characters
-	keyIDLength   = 16
-	secretLength  = 52
-	apiKeyLength  = len(apiKeyPrefix) + keyIDLength + 1 + secretLength
+	apiKeyPrefix = "imd_"
+	keyIDBytes   = 10 // 16 characters
+	secretBytes  = 32 // 52 characters
+	keyIDLength  = 16
+	secretLength = 52
+	apiKeyLength = len(apiKeyPrefix) + keyIDLength + 1 + secretLength
 )
 
 // keyEncoding has lower-case letters and digits only: no underscore, nothing

@@ -3,7 +3,6 @@ package auth
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -31,15 +30,21 @@ type rawClaims struct {
 	exp, iat, nbf                time.Time // zero = absent
 }
 
+// claimError is a claim of the wrong shape; its text may be shown.
+type claimError struct{ text string }
+
+// Error is the text.
+func (e *claimError) Error() string { return e.text }
+
 // UnmarshalJSON reads the claims that matter and refuses wrong types.
 func (c *rawClaims) UnmarshalJSON(data []byte) error {
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(data, &m); err != nil || m == nil {
-		return errors.New("the claims are no JSON object")
+		return &claimError{"the claims are no JSON object"}
 	}
 	for name, to := range map[string]*string{"sub": &c.sub, "iss": &c.iss, "sid": &c.sid, "jti": &c.jti, "did": &c.did, "cls": &c.cls} {
 		if v, ok := m[name]; ok && json.Unmarshal(v, to) != nil {
-			return fmt.Errorf("the claim %s is no string", name)
+			return &claimError{"the claim " + name + " is no string"}
 		}
 	}
 	for name, to := range map[string]*time.Time{"exp": &c.exp, "iat": &c.iat, "nbf": &c.nbf} {
@@ -49,7 +54,7 @@ func (c *rawClaims) UnmarshalJSON(data []byte) error {
 		}
 		t, err := numericDate(v)
 		if err != nil {
-			return fmt.Errorf("the claim %s is no time in seconds", name)
+			return &claimError{"the claim " + name + " is no time in seconds"}
 		}
 		*to = t
 	}
@@ -58,7 +63,7 @@ func (c *rawClaims) UnmarshalJSON(data []byte) error {
 		if json.Unmarshal(v, &one) == nil {
 			c.aud = []string{one}
 		} else if json.Unmarshal(v, &c.aud) != nil {
-			return errors.New("the claim aud is neither a string nor a list of strings")
+			return &claimError{"the claim aud is neither a string nor a list of strings"}
 		}
 	}
 	return nil

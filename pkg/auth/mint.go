@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // Mint signs a token with HS256 for the claims, which it checks first: user,
@@ -36,11 +38,11 @@ func Mint(key Key, c Claims, audience string) (string, error) {
 
 func mintable(c Claims) error {
 	switch {
-	case !validID(string(c.User)):
+	case !protocol.ValidID(string(c.User)):
 		return errors.New("auth: the user id is not valid")
-	case !validID(string(c.Login)):
+	case !protocol.ValidID(string(c.Login)):
 		return errors.New("auth: the login id is not valid")
-	case c.Device != "" && !validID(string(c.Device)):
+	case c.Device != "" && !protocol.ValidID(string(c.Device)):
 		return errors.New("auth: the device id is not valid")
 	case c.Class != "" && !c.Class.Valid():
 		return errors.New("auth: the class is not known")

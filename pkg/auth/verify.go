@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // MaxToken is the longest token that is looked at, in bytes.
@@ -74,8 +75,8 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 		return Claims{}, badToken("the token is longer than %d bytes", MaxToken)
 	}
 	var raw rawClaims
-	if _, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
-		return Claims{}, parseError(err)
+	if t, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
+		return Claims{}, parseError(t, err)
 	}
 	if err := v.check(&raw, now); err != nil {
 		return Claims{}, err
@@ -157,13 +158,13 @@ func (v *Verifier) checkNames(c *rawClaims, _ time.Time) error {
 	switch {
 	case c.sub == "":
 		return badToken("the claim sub is missing")
-	case !validID(c.sub):
+	case !protocol.ValidID(c.sub):
 		return badToken("the claim sub is no valid user id")
 	case who.Login == "":
 		return badToken("neither of the claims sid and jti is there")
-	case !validID(string(who.Login)):
+	case !protocol.ValidID(string(who.Login)):
 		return badToken("the claim sid (or jti) is no valid login id")
-	case c.did != "" && !validID(c.did):
+	case c.did != "" && !protocol.ValidID(c.did):
 		return badToken("the claim did is no valid device id")
 	case c.cls != "" && !who.Class.Valid():
 		return badToken("the claim cls is none of phone, tablet, web, desktop, bot")
@@ -190,19 +191,28 @@ func (v *Verifier) checkTimes(c *rawClaims, now time.Time) error {
 }
 
 // parseError says what the parser did not like, without repeating the token.
-func parseError(err error) error {
+func parseError(t *jwt.Token, err error) error {
 	var e *im.Error
 	if errors.As(err, &e) {
 		return e
 	}
 	e = badToken("the token is malformed")
-	switch {
-	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
-		e.Msg = "the signature does not fit, or the algorithm is not allowed here"
-	case errors.Is(err, jwt.ErrTokenUnverifiable):
-		e.Msg = "the algorithm is not allowed here"
-	}
 	e.Err = err
+	if t == nil || t.Header == nil {
+		return e
+	}
+	alg, ok := t.Header["alg"].(string)
+	var bad *claimError
+	switch {
+	case errors.As(err, &bad):
+		e.Msg = bad.text
+	case !ok:
+		e.Msg = "the token names no algorithm"
+	case !knownAlgorithm(alg):
+		e.Msg = "the algorithm " + quote(alg) + " is not allowed here"
+	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
+		e.Msg = "the signature does not fit"
+	}
 	return e
 }
 
