@@ -90,4 +90,6 @@ func (f filter) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Checke
 }
 
 // With keeps the filter on loggers with more fields.
-func (f filter) With(fields []zapcore.Field) zapcore.Core { return filter{f.Core.With(fields), f.level} }
+func (f filter) With(fields []zapcore.Field) zapcore.Core {
+	return filter{f.Core.With(fields), f.level}
+}
