@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -63,6 +64,9 @@ func (v *Verifier) Issuer() string { return v.cfg.Issuer }
 // MaxLife is the longest life of a token.
 func (v *Verifier) MaxLife() time.Duration { return v.cfg.MaxLife }
 
+// Leeway is how far the clocks of issuers may be ahead.
+func (v *Verifier) Leeway() time.Duration { return v.cfg.Leeway }
+
 // Verify checks the signature and the claims of a token at the given time. The
 // error is an *im.Error: token_expired if nothing but the expiry is wrong (get
 // a new token), else bad_token; its message may be shown and never holds parts
@@ -73,6 +77,8 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 		return Claims{}, badToken("there is no token")
 	case len(token) > MaxToken:
 		return Claims{}, badToken("the token is longer than %d bytes", MaxToken)
+	case strings.ContainsAny(token, "\r\n"): // base64 would skip them, and one token have many texts
+		return Claims{}, badToken("the token is malformed")
 	}
 	var raw rawClaims
 	if t, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
