@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -49,7 +50,7 @@ const (
 //
 // Invariants: one call to the store is out at a time. A row whose call had an
 // unknown outcome runs again, unchanged and in its place, until the outcome is
-// known. Each send of each run is answered exactly once, ACK_OK only after the
+// known; that a later try failed does not tell it. Each send of each run is answered exactly once, ACK_OK only after the
 // commit. After a retryable answer every later send of that run is answered
 // retryable. A row that is queued or issued has one entry in pending, where
 // repeats find it and wait with it.
@@ -98,6 +99,7 @@ type laneRow struct {
 	size    int
 	arrived time.Time // of the newest waiter
 	state   rowState
+	tried   bool     // a call with it had an unknown outcome: it may be stored
 	home    *laneRun // in whose rows it is queued
 	waiters []waiter // the first brought it
 	open    int      // waiters without an answer
@@ -494,9 +496,9 @@ func (l *lane) result(ev evResult) {
 	w := l.out
 	l.out = nil
 	switch {
-	case unknown(ev.err) || w.change == nil && ev.err == nil && len(ev.results) != len(w.rows):
+	case unknown(ev.err), w.change == nil && ev.err == nil && len(ev.results) != len(w.rows),
+		w.mayBeStored() && !final(ev.err):
 		l.rerun(w)
-		return
 	case w.change != nil:
 		l.changed(w.change, ev)
 	case ev.err == nil:
@@ -514,6 +516,15 @@ func unknown(err error) bool {
 	return err != nil && (errors.Is(err, store.ErrUnknownOutcome) || im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE && !typed(err))
 }
 
+// final reports whether err (or nil) is the last word about a call: another try
+// would end in the same way.
+func final(err error) bool { return err == nil || typed(err) && !im.Retryable(err) }
+
+// mayBeStored reports whether an earlier try had an unknown outcome.
+func (w *work) mayBeStored() bool {
+	return w.reruns > 0 || len(w.rows) > 0 && w.rows[0].tried
+}
+
 // typed reports whether err carries a reason of its own.
 func typed(err error) bool {
 	var e *im.Error
@@ -525,6 +536,9 @@ func (l *lane) rerun(w *work) {
 	w.after = firstRerun << min(w.reruns, 10)
 	w.after = min(w.after, maxRerun)
 	w.reruns++
+	for _, row := range w.rows {
+		row.tried = true
+	}
 	l.out, l.fx.work = w, w
 }
 
@@ -584,12 +598,9 @@ func (l *lane) changed(r *laneRun, ev evResult) {
 func (l *lane) failed(w *work, err error) {
 	l.failures++
 	var e *im.Error
-	if errors.As(err, &e) && im.Retryable(e) || l.failures > searchFailures {
-		l.away(w.rows)
-		for _, p := range l.parts {
-			l.away(p)
-		}
-		l.parts = nil
+	known := errors.As(err, &e)
+	if !w.mayBeStored() && (known && im.Retryable(e) || l.failures > searchFailures) {
+		l.giveUp(w.rows)
 		return
 	}
 	if n := len(w.rows); n > 1 {
@@ -603,6 +614,21 @@ func (l *lane) failed(w *work, err error) {
 		l.abandon(row)
 	}
 	l.finish(row)
+}
+
+// giveUp refuses rows, and what is left of their batch but for parts that may
+// be stored: those must run.
+func (l *lane) giveUp(rows []*laneRow) {
+	var keep [][]*laneRow
+	for _, p := range l.parts {
+		if p[0].tried {
+			keep = append(keep, p)
+		} else {
+			rows = slices.Concat(rows, p)
+		}
+	}
+	l.parts = keep
+	l.away(rows)
 }
 
 // away refuses rows because the store is out of reach, and what their runs
@@ -643,12 +669,12 @@ func (l *lane) issue(now time.Time) {
 	}
 }
 
-// wanted drops rows of a split batch that nobody waits for any more: nothing
-// of it was stored.
+// wanted drops rows of a split batch that nobody waits for any more and that
+// are not stored.
 func (l *lane) wanted(rows []*laneRow) []*laneRow {
 	var keep []*laneRow
 	for _, row := range rows {
-		if row.open > 0 {
+		if row.open > 0 || row.tried {
 			keep = append(keep, row)
 		} else {
 			l.finish(row)
