@@ -63,6 +63,9 @@ func (v *Verifier) Issuer() string { return v.cfg.Issuer }
 // MaxLife is the longest life of a token.
 func (v *Verifier) MaxLife() time.Duration { return v.cfg.MaxLife }
 
+// Leeway is how far the clocks of issuers may be ahead.
+func (v *Verifier) Leeway() time.Duration { return v.cfg.Leeway }
+
 // Verify checks the signature and the claims of a token at the given time. The
 // error is an *im.Error: token_expired if nothing but the expiry is wrong (get
 // a new token), else bad_token; its message may be shown and never holds parts
