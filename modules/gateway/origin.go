@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 )
 
@@ -54,4 +55,12 @@ func (o origins) permits(origin, host string) bool {
 	}
 	_, own, _ := strings.Cut(p, "://")
 	return own == strings.ToLower(host) || o.allowed[p]
+}
+
+// AllowOrigin reports whether a web page of the request's Origin may call the
+// HTTP API: it may if it could open a socket. Requests without one are no
+// page's.
+func (g *Gateway) AllowOrigin(r *http.Request) bool {
+	h := r.Header.Values("Origin")
+	return len(h) == 0 || len(h) == 1 && g.origins.permits(h[0], r.Host)
 }

@@ -2,17 +2,14 @@ package gateway
 
 import (
 	"context"
-	"crypto/subtle"
 	"net/http"
-	"strings"
 
-	"connectrpc.com/connect/v2"
-	"connectrpc.com/connect/v2/connecthttp"
-	"go.uber.org/zap"
-
+	"github.com/imdhq/imd/modules/gateway/api"
+	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
@@ -49,9 +46,20 @@ func build(env *module.Env) (module.Module, error) {
 	if err != nil {
 		return nil, err
 	}
+	public, err := api.New(api.Deps{
+		State: env.Peers.State(), Directory: env.Peers.Directory(), Verifier: v,
+		Keys: func() []auth.Key { return keysOf(env.Keys) }, Limiter: g.Limits(), AllowOrigin: g.AllowOrigin,
+		Log: env.Log, Reg: env.Reg,
+	})
+	if err != nil {
+		return nil, err
+	}
+	public.Mount(env.MountPublic)
 	env.Peers.ServeGateway(service{g})
 	env.Ready.Add("gateway", g.ready)
-	mountLimits(env.MountOps, limitService{g.limits, env.Log}, env.Keys.AdminKey)
+	limits := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg)})
+	adminv1connect.RegisterLimitServiceHandler(limits.Connect(), limitService{g.limits, env.Log})
+	limits.Mount(env.MountOps, func(h http.Handler) http.Handler { return admin.Auth(env.Keys.AdminKey(), h) })
 	return g, nil
 }
 
@@ -74,27 +82,3 @@ func (g *Gateway) ready(context.Context) module.Status {
 	}
 	return module.Status{Ready: true}
 }
-
-// mountLimits serves LimitService behind the admin key.
-func mountLimits(mount func(string, http.Handler), s limitService, key func() string) {
-	server := connect.NewServer()
-	adminv1connect.RegisterLimitServiceHandler(server, s)
-	connecthttp.Mount(mountFunc(func(pattern string, h http.Handler) {
-		mount(pattern, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-			want := key()
-			if want == "" || subtle.ConstantTimeCompare([]byte(token), []byte(want)) != 1 {
-				s.log.Warn("a call without the admin key was refused", zap.String("op", "admin.SetLimits"))
-				(&denial{status: http.StatusUnauthorized, code: "unauthenticated", msg: "the admin key is missing or wrong"}).write(w)
-				return
-			}
-			h.ServeHTTP(w, r)
-		}))
-	}), server)
-}
-
-// mountFunc is a mux that is only a function.
-type mountFunc func(pattern string, h http.Handler)
-
-// Handle registers a handler.
-func (f mountFunc) Handle(pattern string, h http.Handler) { f(pattern, h) }
