@@ -115,6 +115,7 @@ func (e *engine) assemble() error {
 	boot := datadir.RandomID("", 10)
 	e.points = datadir.Endpoints{
 		Node: id, BootID: boot, PID: os.Getpid(), Version: e.build.Version, Dev: e.demo != nil, Started: time.Now().UTC().Truncate(time.Millisecond),
+		Audience: e.cfg.auth.Audience, Issuer: e.cfg.auth.Issuer,
 	}
 	e.log = e.log.With(obs.Node(id))
 	e.reg, e.ready, e.pulse = obs.NewRegistry(e.build), module.NewReady(), obs.NewPulse(e.app.getenv)
