@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/im"
@@ -118,16 +119,18 @@ func (e *engine) assemble() error {
 	}
 	e.log = e.log.With(obs.Node(id))
 	e.reg, e.ready, e.pulse = obs.NewRegistry(e.build), module.NewReady(), obs.NewPulse(e.app.getenv)
-	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, e.reg, e.build)
+	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, boot, e.reg, e.build)
 	public := http.NewServeMux()
-	public.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	public.Handle("GET /livez", obs.Livez(e.pulse, boot))
 	if e.demo != nil {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
+	ctl, peers := &control.Handle{}, peer.NewSet(id, e.log)
+	admin.New(admin.Deps{Node: id, View: ctl.View, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
-		Reg: e.reg, Config: e.cfg.values.Decode, Control: &control.Handle{}, Store: &store.Handle{},
-		Peers: peer.NewSet(id, e.log), Ready: e.ready, Keys: e.keys(),
+		Reg: e.reg, Config: e.cfg.values.Decode, Control: ctl, Store: &store.Handle{},
+		Peers: peers, Ready: e.ready, Keys: e.keys(),
 		MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	var err error
@@ -140,7 +143,10 @@ func (e *engine) assemble() error {
 			return &env
 		},
 	})
-	return err
+	if err != nil {
+		return &module.ConfigError{Err: err} // nothing was opened yet, so only the settings can be wrong
+	}
+	return nil
 }
 
 // live opens the ops listener, so that probes answer while modules start, and
