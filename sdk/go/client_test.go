@@ -276,6 +276,21 @@ func TestSyncOverSeveralPages(t *testing.T) {
 	})
 }
 
+// A conversation that is new begins with its first message, however many come
+// before the client knows it.
+func TestNewConversationBeginsWithItsFirstMessage(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		alice, bob := connect(t, f.options("alice")), connect(t, f.options("bob"))
+		events := bob.Events(within(t, time.Minute))
+		for i := range 100 {
+			alice.SendTo(t.Context(), "bob", Text(fmt.Sprint(i)))
+		}
+		if got := texts(t, events, 100); got[0] != "0" || got[99] != "99" {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
 func TestPullMode(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		f.log("g_1", "alice")

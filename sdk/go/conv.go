@@ -27,6 +27,7 @@ type conv struct {
 	recent     []*clientv1.Entry // everything shown above recentFrom
 	recentFrom int64
 	first      int64 // where the log began for this client, for those who read all
+	liveFrom   int64 // where live delivery began while the log was not known yet
 	resets     int   // how often all of it became void
 	told       int64
 
@@ -52,6 +53,7 @@ func (c *Client) conv(id string) *conv {
 			tl:         timeline.New(c.user, c.opts.KeepItems),
 			recentFrom: unknownSeq,
 			first:      unknownSeq,
+			liveFrom:   unknownSeq,
 			receipts:   make(map[string]receiptNote),
 		}
 		if c.cur == nil || c.cur.syncing {
@@ -82,9 +84,16 @@ func (c *Client) recent() []*conv {
 
 // reset forgets what was shown.
 func (cv *conv) reset() {
-	cv.recent, cv.recentFrom, cv.first = nil, unknownSeq, unknownSeq
+	cv.recent, cv.recentFrom, cv.first, cv.liveFrom = nil, unknownSeq, unknownSeq, unknownSeq
 	cv.resets++
 	cv.receipts = make(map[string]receiptNote)
+}
+
+// noteLive remembers where live delivery began in a log that is not known yet.
+func (cv *conv) noteLive(after int64) {
+	if !cv.tl.Known() && (cv.liveFrom == unknownSeq || after < cv.liveFrom) {
+		cv.liveFrom = after
+	}
 }
 
 // shown keeps what the timeline showed for those who read it.
@@ -100,6 +109,9 @@ func (cv *conv) shown(entries []*clientv1.Entry, self string, keep int) {
 	from := cv.tl.From()
 	if cv.first == unknownSeq {
 		cv.first = from
+		if cv.liveFrom != unknownSeq {
+			cv.first = max(min(from, cv.liveFrom), cv.tl.Start())
+		}
 	}
 	if from > cv.recentFrom {
 		cv.recentFrom = from

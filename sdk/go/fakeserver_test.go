@@ -456,7 +456,13 @@ func snapshot[T any](f *fakeServer, read func() T) T {
 // listen serves the same over real WebSockets.
 func (f *fakeServer) listen(t *testing.T) *httptest.Server {
 	t.Helper()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := httptest.NewServer(f.handler())
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+func (f *fakeServer) handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{protocol.SubprotocolProto, protocol.SubprotocolJSON}})
 		if err != nil {
 			return
@@ -465,9 +471,7 @@ func (f *fakeServer) listen(t *testing.T) *httptest.Server {
 		ws.SetReadLimit(protocol.MaxTextEnvelope)
 		enc, _ := protocol.EncodingOf(ws.Subprotocol())
 		f.bridge(r.Context(), ws, enc)
-	}))
-	t.Cleanup(srv.Close)
-	return srv
+	})
 }
 
 // bridge carries frames between a socket and a pipe.

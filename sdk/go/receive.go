@@ -138,6 +138,7 @@ func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 			m.out.finish(storedByAck(a), nil)
 		}
 		cv := c.conv(a.ConversationId)
+		cv.noteLive(a.PrevSeq)
 		c.effects(cv, cv.tl.SendAck(c.ms(now), a))
 	case clientv1.Ack_ACK_FAIL:
 		m := c.outbox.failed(frameID)
@@ -159,6 +160,9 @@ func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 func (c *Client) deliver(d *clientv1.Deliver, now time.Time) {
 	cv := c.conv(d.ConversationId)
 	c.takeStored(cv, d.Entries)
+	if len(d.Entries) > 0 {
+		cv.noteLive(d.Entries[0].PrevSeq)
+	}
 	c.effects(cv, cv.tl.Deliver(c.ms(now), d.Entries))
 }
 
