@@ -1,12 +1,11 @@
 package sqlite
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,9 +14,6 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
-
-// errBroken makes database/sql forget a connection.
-var errBroken = driver.ErrBadConn
 
 // writer is the only one that changes the database.
 type writer struct {
@@ -128,7 +124,8 @@ func (t *tx) undo() {
 	for _, c := range t.dirty {
 		t.cache.remove(c)
 	}
-	if _, err := t.exec("ROLLBACK"); err != nil && !noTransaction(err) {
+	_, err := t.exec("ROLLBACK")
+	if err != nil && !errors.Is(err, errLost) && !noTransaction(err) {
 		t.log.Warn("rollback failed, reconnecting", zap.Error(errors.Join(err, t.drop())))
 	}
 	t.cache.trim()
@@ -136,7 +133,7 @@ func (t *tx) undo() {
 
 // noTransaction reports that a failed COMMIT has already ended the transaction.
 func noTransaction(err error) bool {
-	return bytes.Contains([]byte(err.Error()), []byte("no transaction is active"))
+	return strings.Contains(err.Error(), "no transaction is active")
 }
 
 const (
