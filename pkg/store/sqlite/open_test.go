@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -245,10 +247,76 @@ func full(t *testing.T, s *Store) (space func()) {
 }
 
 func TestFull(t *testing.T) {
-	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
-	defer s.Close()
+	t.Run("a database at its limit", func(t *testing.T) {
+		s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+		defer s.Close()
+		fillUp(t, s, func() func() { return full(t, s) })
+	})
+	if dir := smallDisk(t); dir != "" { // where this user may mount
+		t.Run("a full disk", func(t *testing.T) {
+			path := filepath.Join(dir, "imd.db")
+			s := openAt(t, path)
+			ballast := filepath.Join(dir, "ballast")
+			fillUp(t, s, func() func() {
+				writeAll(t, ballast)
+				return func() {
+					if err := os.Remove(ballast); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			for _, f := range []string{path, path + sideSuffix} {
+				if err := os.Remove(f); err != nil {
+					t.Error(err)
+				}
+			}
+			writeAll(t, ballast)
+			refuseOpen(t, path, store.ErrFull, "no space")
+		})
+	}
+}
+
+// smallDisk is a folder on a disk of 4 MB; "" where none can be made.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"); err != nil {
+		t.Logf("no small disk: %v", err)
+		return ""
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// writeAll fills the disk with a file.
+func writeAll(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 512); ; {
+		if _, err := f.Write(block); errors.Is(err, syscall.ENOSPC) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fillUp takes the space away from s, which is empty, and gives it back.
+func fillUp(t *testing.T, s *Store, take func() (space func())) {
+	t.Helper()
 	first := sendOne(t, s, 0)
-	space := full(t, s)
+	space := take()
 	rows := make([]store.AppendRow, 100)
 	for i := range rows {
 		rows[i] = sendTo("b", i+1)
@@ -301,6 +369,94 @@ func TestForeignEntry(t *testing.T) {
 	}
 	if r := sendOne(t, s, 1); r.Seq != 3 || !r.Duplicate {
 		t.Errorf("resend: %+v", r)
+	}
+}
+
+// While another process holds the lock, calls end with their context and have
+// changed nothing; reading goes on.
+func TestForeignLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, path)
+	defer s.Close()
+	sendOne(t, s, 0)
+	db, err := connect(path, 1, "rw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	foreign := conn{db: db}
+	if err := foreign.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.drop()
+	if _, err := foreign.exec("BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err = s.Append(ctx, []store.AppendRow{sendTo("b", 1)})
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, store.ErrUnknownOutcome) {
+			t.Errorf("append: %v", err)
+		}
+		if err := s.Ping(ctx); err == nil {
+			t.Error("ping: no error")
+		}
+		cancel()
+	}
+	if _, err := s.User(t.Context(), "a"); err != nil {
+		t.Errorf("reading: %v", err)
+	}
+	if _, err := foreign.exec("ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	if r := sendOne(t, s, 1); r.Seq != 2 || r.Duplicate {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// A call whose time ends in the middle of a transaction says that the outcome
+// is unknown; running it again gives the answer.
+func TestSlowCommit(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	entered, leave := make(chan struct{}), make(chan struct{})
+	go func() {
+		<-entered
+		cancel()
+	}()
+	err := s.w.run(ctx, func(t *tx) error {
+		close(entered)
+		<-leave
+		row := sendTo("b", 0)
+		_, err := t.send(&row)
+		return err
+	})
+	if !errors.Is(err, store.ErrUnknownOutcome) || !errors.Is(err, context.Canceled) {
+		t.Errorf("error: %v", err)
+	}
+	close(leave)
+	if r := sendOne(t, s, 0); !r.Duplicate || r.Seq != 1 {
+		t.Errorf("again: %+v", r)
+	}
+}
+
+// A panic undoes its transaction and nothing else.
+func TestPanic(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	err := s.w.run(t.Context(), func(t *tx) error {
+		row := sendTo("b", 0)
+		if _, err := t.send(&row); err != nil {
+			return err
+		}
+		panic("broken")
+	})
+	if err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Errorf("error: %v", err)
+	}
+	if r := sendOne(t, s, 0); r.Duplicate || r.Seq != 1 {
+		t.Errorf("afterwards: %+v", r)
 	}
 }
 
