@@ -51,7 +51,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
-		"wal_autocheckpoint(4000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+		"wal_autocheckpoint(8000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
