@@ -59,7 +59,7 @@ type talk struct {
 func (f *personFlags) chat(ctx context.Context, in io.Reader) error {
 	first, cancel := context.WithTimeout(ctx, f.app.timeout)
 	defer cancel()
-	client, err := f.connect(first, f.connectionLine)
+	client, err := f.connect(first, imd.Options{OnState: f.connectionLine})
 	if err != nil {
 		return err
 	}

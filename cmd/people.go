@@ -50,7 +50,7 @@ func (f *personFlags) check(need bool) error {
 }
 
 // connect begins a session. Each run is a device and a login of its own.
-func (f *personFlags) connect(ctx context.Context, onState func(imd.StateChange)) (*imd.Client, error) {
+func (f *personFlags) connect(ctx context.Context, o imd.Options) (*imd.Client, error) {
 	cred, err := f.credential()
 	if err != nil {
 		return nil, err
@@ -59,10 +59,9 @@ func (f *personFlags) connect(ctx context.Context, onState func(imd.StateChange)
 		return nil, usagef("give --as USER")
 	}
 	login := newLogin()
-	client, err := imd.Connect(ctx, cred.base, imd.Options{
-		TokenFunc: func(ctx context.Context) (string, error) { return cred.token(ctx, f.as, login) },
-		Device:    datadir.RandomID("cli-", 5), Class: "desktop", Name: "imd-cli/" + obs.ThisBuild().Version, OnState: onState,
-	})
+	o.TokenFunc = func(ctx context.Context) (string, error) { return cred.token(ctx, f.as, login) }
+	o.Device, o.Class, o.Name = datadir.RandomID("cli-", 5), "desktop", "imd-cli/"+obs.ThisBuild().Version
+	client, err := imd.Connect(ctx, cred.base, o)
 	return client, clientFailure(err)
 }
 

@@ -61,7 +61,7 @@ duplicate.`,
 func (f *personFlags) send(c *cobra.Command, id, text string) error {
 	ctx, cancel := f.app.bounded(c.Context())
 	defer cancel()
-	client, err := f.connect(ctx, nil)
+	client, err := f.connect(ctx, imd.Options{SendOnly: true})
 	if err != nil {
 		return err
 	}

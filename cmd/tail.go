@@ -45,7 +45,7 @@ after --count entries.`,
 func (f *personFlags) tail(ctx context.Context, after int64, count int) error {
 	first, cancel := context.WithTimeout(ctx, f.app.timeout)
 	defer cancel()
-	client, err := f.connect(first, f.connectionLine)
+	client, err := f.connect(first, imd.Options{OnState: f.connectionLine})
 	if err != nil {
 		return err
 	}

@@ -743,3 +743,29 @@ func TestAcksAreCollected(t *testing.T) {
 		}
 	})
 }
+
+func TestSendOnly(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "x")
+		opts := f.options("alice")
+		opts.SendOnly = true
+		alice := connect(t, opts)
+		f.post("g_1", "bob", "y")
+		if s := acked(t, alice.Conversation("g_1").Send(Text("z"))); s.Seq != 3 {
+			t.Errorf("stored %+v", s)
+		}
+		time.Sleep(5 * time.Second)
+		f.each(func(s *fakeSession) { s.conn.close(0) })
+		synctest.Wait()
+		acked(t, alice.SendTo(t.Context(), "bob", Text("after a break")))
+		if n := snapshot(f, func() int { return len(f.syncs) + len(f.acks) }); n != 0 || len(alice.Conversations()) != 0 {
+			t.Errorf("%d syncs and acks, conversations %v", n, alice.Conversations())
+		}
+		for e, err := range alice.Conversation("g_1").History(within(t, time.Minute), After(2)) {
+			if err != nil || e.Seq != 3 {
+				t.Errorf("history %v, %v", e, err)
+			}
+		}
+	})
+}

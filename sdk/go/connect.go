@@ -121,7 +121,9 @@ func (c *Client) hello(s *session, token string) {
 		Client:     c.opts.Name,
 	}}}, nil)
 	c.full = nil
-	c.sync(s, time.Now())
+	if !c.opts.SendOnly {
+		c.sync(s, time.Now())
+	}
 }
 
 // keep lasts as long as there is a session, over moves from node to node. It

@@ -179,14 +179,16 @@ func (c *Client) enqueue(s *clientv1.Send, out *Outgoing) *Outgoing {
 		out.finish(Stored{}, ErrOutboxFull)
 		return out
 	}
-	cv := c.conv(out.ConversationID)
-	cv.tl.Send(&clientv1.Entry{
-		ClientMessageId: s.ClientMessageId,
-		Kind:            s.Kind,
-		Content:         s.Content,
-		TargetSeq:       s.TargetSeq,
-	})
-	c.mark(cv)
+	if !c.opts.SendOnly {
+		cv := c.conv(out.ConversationID)
+		cv.tl.Send(&clientv1.Entry{
+			ClientMessageId: s.ClientMessageId,
+			Kind:            s.Kind,
+			Content:         s.Content,
+			TargetSeq:       s.TargetSeq,
+		})
+		c.mark(cv)
+	}
 	c.pump(time.Now())
 	signal(c.wake)
 	return out

@@ -41,6 +41,11 @@ type Options struct {
 	HTTPClient *http.Client
 	// Header is added to the upgrade and to the calls of API.
 	Header http.Header
+	// SendOnly is for programs that only send, call API or read History: the
+	// client does not sync, ignores what is delivered and acknowledges nothing,
+	// so that nobody sees "delivered" for what no person was shown. Events,
+	// Conversations and Items stay empty.
+	SendOnly bool
 	// PageEntries is how many entries of each conversation a sync asks for,
 	// 1 to 100. 0 = 20.
 	PageEntries int

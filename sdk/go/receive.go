@@ -28,6 +28,12 @@ func (c *Client) received(s *session, frames []*clientv1.ServerFrame) {
 // handle takes one frame. Frames of a session that was left are taken too,
 // because the merge knows what it has. The lock is held.
 func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
+	if c.opts.SendOnly {
+		switch f.Kind.(type) {
+		case *clientv1.ServerFrame_Deliver, *clientv1.ServerFrame_Head:
+			return
+		}
+	}
 	switch k := f.Kind.(type) {
 	case *clientv1.ServerFrame_Welcome:
 		c.welcome(s, k.Welcome, now)
@@ -45,9 +51,8 @@ func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
 		c.syncResult(s, k.SyncResult, now)
 		s.answer(f)
 	case *clientv1.ServerFrame_Ping:
-		s.quiet = time.Duration(k.Ping.IntervalMs)*time.Millisecond + protocol.PongTimeout
-		if k.Ping.IntervalMs == 0 {
-			s.quiet = protocol.PingInterval + protocol.PongTimeout
+		if k.Ping.IntervalMs > 0 {
+			s.quiet = time.Duration(k.Ping.IntervalMs)*time.Millisecond + s.pong
 		}
 		s.send(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
 	case *clientv1.ServerFrame_Drain:
@@ -68,8 +73,9 @@ func (c *Client) welcome(s *session, w *clientv1.Welcome, now time.Time) {
 		return
 	}
 	s.welcomed = true
-	if w.PingIntervalMs > 0 {
-		s.quiet = time.Duration(w.PingIntervalMs+w.PongTimeoutMs) * time.Millisecond
+	if w.PingIntervalMs > 0 && w.PongTimeoutMs > 0 {
+		s.pong = time.Duration(w.PongTimeoutMs) * time.Millisecond
+		s.quiet = time.Duration(w.PingIntervalMs)*time.Millisecond + s.pong
 	}
 	c.user, c.device, c.features = w.UserId, w.DeviceId, w.Features
 	c.ahead = time.UnixMilli(w.ServerTimeMs).Sub(now)
@@ -90,7 +96,18 @@ func (c *Client) welcome(s *session, w *clientv1.Welcome, now time.Time) {
 	c.setState(Online, nil, 0)
 	c.pump(now)
 	close(s.ready)
+	if c.opts.SendOnly {
+		c.firstSync()
+	}
 	c.announce()
+}
+
+// firstSync lets Connect return.
+func (c *Client) firstSync() {
+	if !c.synced {
+		c.synced = true
+		close(c.online)
+	}
 }
 
 // resync voids what is known of a store that has another history now.
@@ -136,6 +153,9 @@ func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 	case clientv1.Ack_ACK_OK:
 		if m := c.outbox.stored(a.ClientMessageId); m != nil {
 			m.out.finish(storedByAck(a), nil)
+		}
+		if c.opts.SendOnly {
+			break
 		}
 		cv := c.conv(a.ConversationId)
 		cv.noteLive(a.PrevSeq)
@@ -255,10 +275,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	for _, cv := range c.convs {
 		c.effects(cv, cv.tl.Synced(c.ms(now)))
 	}
-	if !c.synced {
-		c.synced = true
-		close(c.online)
-	}
+	c.firstSync()
 	c.announce()
 }
 

@@ -30,6 +30,7 @@ type session struct {
 	since     time.Time
 	heard     time.Time
 	quiet     time.Duration // longest silence that is still life
+	pong      time.Duration // the part of it that is behind a ping
 	refreshAt time.Time     // when to ask for a new token; zero = not
 	cursors   map[string]int64
 	syncing   bool
@@ -61,6 +62,7 @@ func (c *Client) startSession(t transport) *session {
 		since:   now,
 		heard:   now,
 		quiet:   protocol.PingInterval + protocol.PongTimeout,
+		pong:    protocol.PongTimeout,
 		cursors: make(map[string]int64),
 	}
 	c.wg.Go(func() { s.run(ctx) })
