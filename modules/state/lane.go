@@ -63,6 +63,7 @@ type lane struct {
 	out      *work        // the call that is out; nil = idle
 	parts    [][]*laneRow // of the batch that is being split; the next is last
 	failures int          // failed calls of the search that goes on
+	aways    int          // batches refused in a row because the store was away
 	probes   []chan<- struct{}
 	runs     int // number of the last run
 	draining bool
@@ -501,6 +502,7 @@ func (l *lane) result(ev evResult) {
 	case w.change != nil:
 		l.changed(w.change, ev)
 	case ev.err == nil:
+		l.aways = 0
 		l.measure(len(w.rows), ev.took)
 		l.answered(w, ev.results)
 	default:
@@ -601,12 +603,21 @@ func (l *lane) changed(r *laneRun, ev evResult) {
 }
 
 // failed takes a call that stored nothing, now or, if this is its final word,
-// in an earlier try. A store that is away refuses its
-// rows; any other failure may be the fault of one row, which halving finds.
+// in an earlier try. A store that is away refuses the batch; any other failure
+// may be the fault of one row, which halving finds. As a driver cannot always
+// tell the two apart, halving is also tried at the 2nd, 4th, 8th ... batch in a
+// row that the store refused.
 func (l *lane) failed(w *work, err error) {
 	l.failures++
 	var e *im.Error
-	if known := errors.As(err, &e); known && im.Retryable(e) || l.failures > searchFailures {
+	away := errors.As(err, &e) && im.Retryable(e)
+	if away && l.failures == 1 {
+		l.aways++
+		away = l.aways == 1 || l.aways&(l.aways-1) != 0
+	} else {
+		away = l.failures > searchFailures
+	}
+	if away {
 		rows := slices.Concat(append(l.parts, w.rows)...)
 		l.parts = nil
 		l.away(rows)
@@ -617,7 +628,7 @@ func (l *lane) failed(w *work, err error) {
 		return
 	}
 	row := w.rows[0]
-	if e != nil {
+	if e != nil && !im.Retryable(e) {
 		l.failRow(row, e)
 	} else {
 		l.abandon(row)
