@@ -155,7 +155,7 @@ var rules = []rule{
 	fence("github.com/spf13/viper", "pkg/config"),
 	fence("github.com/spf13/cobra", "cmd"),
 	fence("github.com/sony/sonyflake", "pkg/idgen"),
-	fence("github.com/coder/websocket", "modules/gateway", "sdk", "test"),
+	fence("github.com/coder/websocket", "modules/gateway", "sdk", "test", "pkg/testenv"),
 	fence("github.com/pressly/goose", "pkg/store/sqlite", "pkg/store/postgres"),
 }
 

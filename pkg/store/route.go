@@ -23,7 +23,7 @@ type Route struct {
 // logins, not on sockets.
 type Policy struct {
 	Mode      PolicyMode
-	Multi     int  // logins of one class under Multi; the oldest beyond it ends with replaced
+	Multi     int  // logins of one class under Multi, the newcomer included; the oldest beyond it ends with replaced; below 1 = no bound
 	SameClass bool // KickOld and RejectNew count logins of the same class only
 }
 
@@ -42,8 +42,8 @@ const (
 // Claim is the answer to a claim.
 type Claim struct {
 	Epoch      uint64
-	Superseded []Route // older sessions of the same login and device: they end with superseded
-	Replaced   []Route // sessions of logins that the policy ends with replaced
+	Superseded []Route // older sessions of the same login and device: they end with superseded, whatever the policy
+	Replaced   []Route // all sessions of the logins that the policy ends with replaced, on any device
 }
 
 // RouteStore says which sessions a user has, and where. It holds nothing that
@@ -52,7 +52,10 @@ type Claim struct {
 type RouteStore interface {
 	// Claim registers r under the policy and returns what it displaced; the
 	// displaced routes are gone from the store. It is done when it returns: a
-	// lookup that begins later finds r. Errors: login_refused under RejectNew
+	// lookup that begins later finds r. Route epochs rise per user for good,
+	// also when all routes of the user have gone in between or the clock goes
+	// back. Among the logins of a class the oldest is the one whose oldest live
+	// route has the lowest epoch. Errors: login_refused under RejectNew
 	// (nothing changed), unavailable.
 	Claim(ctx context.Context, r Route, p Policy) (Claim, error)
 	// Release removes exactly this session's route; false if it was not there.
