@@ -10,7 +10,7 @@ import (
 func (l *lane) issue(now time.Time) {
 	for len(l.parts) > 0 {
 		last := len(l.parts) - 1
-		part := l.wanted(l.parts[last])
+		part := wanted(l.parts[last])
 		l.parts = l.parts[:last]
 		if len(part) > 0 {
 			l.begin(&work{rows: part})
@@ -28,15 +28,13 @@ func (l *lane) issue(now time.Time) {
 	}
 }
 
-// wanted drops rows of a split batch that nobody waits for any more and that
-// are not stored.
-func (l *lane) wanted(rows []*laneRow) []*laneRow {
+// wanted are the rows of a part that are not done.
+func wanted(rows []*laneRow) []*laneRow {
 	var keep []*laneRow
 	for _, row := range rows {
-		if row.open > 0 {
+		if row.state == rowSplit {
+			row.state = rowOut
 			keep = append(keep, row)
-		} else {
-			l.finish(row)
 		}
 	}
 	return keep
@@ -155,7 +153,7 @@ func (l *lane) takeRun(now time.Time, r *laneRun, b *batch, fair bool) (full boo
 }
 
 func (l *lane) take(row *laneRow, b *batch) {
-	row.state = rowIssued
+	row.state = rowOut
 	l.unqueue(row)
 	b.rows = append(b.rows, row)
 	b.bytes += row.size

@@ -39,19 +39,22 @@ const (
 // state machine: step takes an event and leaves effects, and whoever drives it
 // carries them out. It is not safe for concurrent use.
 //
-// A row is queued, then issued, then done. Transitions:
+// A row is queued, then out, then done. Transitions:
 //
-//	queued -> issued  a batch is made: FIFO per conversation, at most half a
-//	                  batch for one of them while others wait
-//	queued -> done    nobody waits for it any more (refused, too old, expired)
-//	issued -> done    the outcome of its call is known
+//	queued -> out   a batch is made: FIFO per conversation, at most half a
+//	                batch for one of them while others wait
+//	out -> split    its batch stored nothing and is halved
+//	split -> out    its part of the batch is next
+//	out -> done     the outcome of its call is known
+//	queued, split -> done
+//	                nobody waits for it any more (refused, too old, expired)
 //
 // Invariants: one call to the store is out at a time. A row whose call had an
 // unknown outcome runs again, unchanged and in its place, until the outcome is
 // known; that a later try failed does not tell it. Each send of each run is answered exactly once, ACK_OK only after the
 // commit. After a retryable answer every later send of that run is answered
-// retryable. A row that is queued or issued has one entry in pending, where
-// repeats find it and wait with it.
+// retryable. A row that is not done has one entry in pending, where repeats
+// find it and wait with it.
 type lane struct {
 	head, tail *laneRun // runs with queued rows, oldest first
 	rows       int      // queued
@@ -64,6 +67,7 @@ type lane struct {
 	aways    int          // batches refused in a row because the store was away
 	probes   []chan<- struct{}
 	runs     int // number of the last run
+	numbered int // number of the last row
 	draining bool
 	rate     float64 // rows a second through the store, smoothed; 0 = not known
 
@@ -87,7 +91,8 @@ type rowState uint8
 
 const (
 	rowQueued rowState = iota
-	rowIssued
+	rowOut
+	rowSplit
 	rowDone
 )
 
@@ -98,6 +103,7 @@ type laneRow struct {
 	size    int
 	arrived time.Time // of the newest waiter
 	state   rowState
+	number  int      // rows of a conversation go to the store in this order
 	home    *laneRun // in whose rows it is queued
 	waiters []waiter // the first brought it
 	open    int      // waiters without an answer
@@ -306,14 +312,17 @@ func (l *lane) submitChange(r *laneRun) {
 }
 
 // join lets the first sends of a run that repeat rows on their way wait for
-// them, and returns how many. Only a prefix: what follows must come after.
+// them, and returns how many. Only a prefix, and only rows in this order: what
+// follows must come after.
 func (l *lane) join(now time.Time, r *laneRun) int {
+	last := 0
 	for at := range r.sends {
 		s := &r.sends[at]
 		row := l.pending[keyOf(&s.row)]
-		if row == nil || row.row.BodyHash != s.row.BodyHash {
+		if row == nil || row.row.BodyHash != s.row.BodyHash || row.number < last {
 			return at
 		}
+		last = row.number
 		if len(row.waiters) >= maxWaiters {
 			l.refuse(r, at, l.errBusy())
 			return len(r.sends)
@@ -329,7 +338,8 @@ func (l *lane) join(now time.Time, r *laneRun) int {
 
 func (l *lane) queue(now time.Time, r *laneRun, at int) {
 	s := &r.sends[at]
-	row := &laneRow{row: s.row, session: s.session, size: s.size, arrived: now, home: r, waiters: []waiter{{r, at}}, open: 1}
+	l.numbered++
+	row := &laneRow{number: l.numbered, row: s.row, session: s.session, size: s.size, arrived: now, home: r, waiters: []waiter{{r, at}}, open: 1}
 	row.row.Run = r.number
 	r.slots[at].row = row
 	r.rows = append(r.rows, row)
@@ -358,8 +368,14 @@ func (l *lane) answerOne(w waiter, v verdict) {
 	if row.home != w.run {
 		w.run.joined--
 	}
-	if row.open == 0 && row.state == rowQueued {
+	if row.open > 0 {
+		return
+	}
+	switch row.state {
+	case rowQueued:
 		l.unqueue(row)
+		l.finish(row)
+	case rowSplit:
 		l.finish(row)
 	}
 }

@@ -143,6 +143,11 @@ func (l *lane) failed(w *work, err error) {
 		return
 	}
 	if n := len(w.rows); n > 1 {
+		for _, row := range w.rows {
+			if row.state = rowSplit; row.open == 0 {
+				l.finish(row)
+			}
+		}
 		l.parts = append(l.parts, w.rows[n/2:], w.rows[:n/2])
 		return
 	}

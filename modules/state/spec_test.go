@@ -52,7 +52,7 @@ func FuzzInnerToken(f *testing.F) {
 	f.Add("e1", "~~", "~")
 	f.Fuzz(func(t *testing.T, epoch, inner, foreign string) {
 		if strings.Contains(epoch, "~") || epoch == "" {
-			t.Skip("a data_epoch has no tilde")
+			return // no data_epoch
 		}
 		if got, same := innerToken(epoch, outerToken(epoch, inner)); !same || got != inner {
 			t.Errorf("%q came back as %q, %v", inner, got, same)
