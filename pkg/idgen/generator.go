@@ -64,6 +64,7 @@ type holding struct {
 	guard  *guard             // guarded by Generator.mu
 	looked int64              // ms, by the clock, at the last look
 	passed time.Duration      // the same, by the monotonic clock
+	tried  int64              // the mark that was last asked for; it may or may not be written
 }
 
 // New makes a Generator; it makes no call.
@@ -184,7 +185,7 @@ func (g *Generator) Close(ctx context.Context) error {
 	defer h.cancel()
 	var errs []error
 	if h.look(g.Clock().UnixMilli(), g.mono()); h.lease.Valid() && !h.guard.dead {
-		errs = append(errs, g.setMark(ctx, h.lease.Worker(), msOf(h.guard.last)))
+		errs = append(errs, g.move(ctx, h, msOf(h.guard.last)))
 	}
 	return errors.Join(append(errs, h.lease.Release(ctx))...)
 }
@@ -237,19 +238,40 @@ func (h *holding) look(now int64, mono time.Duration) {
 // write moves the mark of h up. A write that took long may have come after the
 // end of the lease, as when the machine slept: then the number is given up.
 func (g *Generator) write(ctx context.Context, h *holding, began, mark int64) error {
-	if err := g.setMark(ctx, h.lease.Worker(), mark); err != nil {
+	if err := g.move(ctx, h, mark); err != nil {
 		return err
 	}
 	took := time.Duration(g.Clock().UnixMilli()-began) * time.Millisecond
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if took > slowWrite || !h.lease.Valid() {
+	if h.guard.dead || took > slowWrite || !h.lease.Valid() {
 		h.guard.dead = true
 		g.poke()
 		return nil
 	}
 	h.guard.mark = mark
 	return nil
+}
+
+// move changes the mark of h, unless the store has another than this holder
+// wrote: then the number was taken, and is not ours any more.
+func (g *Generator) move(ctx context.Context, h *holding, mark int64) error {
+	stored, err := g.mark(ctx, h.lease.Worker())
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	if stored != h.guard.mark && stored != h.tried {
+		h.guard.dead = true
+	}
+	dead := h.guard.dead
+	g.mu.Unlock()
+	if dead {
+		g.poke()
+		return nil
+	}
+	h.tried = mark
+	return g.setMark(ctx, h.lease.Worker(), mark)
 }
 
 // replace takes another number for one that is lost. The old one's mark stays:
