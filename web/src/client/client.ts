@@ -1,0 +1,902 @@
+// The client: connects, stays connected, keeps conversations in step with the
+// server, and sends. It has no user interface and runs in browsers and in Node.
+
+import { create } from "@bufbuild/protobuf";
+import {
+  Ack,
+  AckRangeSchema,
+  CursorSchema,
+  DeliveryAckSchema,
+  HistorySchema,
+  type Receipt as ReceiptFrame,
+  ReadSchema,
+  RefreshTokenSchema,
+  SendSchema,
+  type SendAck,
+  type ServerFrame,
+  SyncSchema,
+  type SyncResult,
+  type Welcome,
+} from "../gen/imd/client/v1/client_pb.js";
+import { backoff } from "./backoff.js";
+import type { Encoding } from "./codec.js";
+import { Connection, type End, type SocketFactory } from "./connection.js";
+import { Conversation, receiptMembers } from "./conversation.js";
+import { ImdError, SignInRequired } from "./errors.js";
+import {
+  checkContent,
+  type Content,
+  contentFrame,
+  ConversationKind,
+  type Entry,
+  EntryKind,
+  entryOf,
+  type Page,
+  pageOf,
+  receiptOf,
+  Role,
+  type State,
+  stateOf,
+} from "./model.js";
+import { Outbox, type OutboxItem, type OutboxSend } from "./outbox.js";
+import { memoryStore, type OutboxStore } from "./store.js";
+
+/** Why a token is asked for: to begin, to connect again, because the last one expired, or to go on before it does. */
+export type TokenReason = "start" | "reconnect" | "token_expired" | "refresh";
+
+/** How to reach the server and as whom. */
+export interface ClientOptions {
+  /** The WebSocket endpoint, such as wss://chat.example/v1/ws. */
+  url: string;
+  /** The user the tokens are for. */
+  userId: string;
+  /**
+   * Gives a token. It may give the same one as before while that is valid; it
+   * throws SignInRequired to stop the client for good, anything else to be asked again.
+   */
+  token: (reason: TokenReason) => string | Promise<string>;
+  /** Kept as long as the client is installed; two programs that run at once have two. */
+  deviceId: string;
+  /** phone, tablet, web (default), desktop or bot. */
+  class?: string;
+  /** Program and version, at most 64 bytes. */
+  client?: string;
+  /** json (default) or proto. */
+  encoding?: Encoding;
+  /** Opens sockets; default: the global WebSocket. */
+  socket?: SocketFactory;
+  /** Keeps unsent messages; default: in memory only. */
+  store?: OutboxStore;
+  /** Numbers in [0, 1); default: Math.random. */
+  random?: () => number;
+  /** Makes client message ids; default: crypto.getRandomValues. */
+  newId?: () => string;
+}
+
+/** idle: not started. stopped: only a person or a new token helps; reason says why. */
+export type Phase = "idle" | "joining" | "online" | "waiting" | "stopped";
+
+/** The state of the connection. */
+export interface ClientState {
+  phase: Phase;
+  /** Online, but the server has asked to move to another connection. */
+  draining: boolean;
+  /** Of the last end: a reason of the error table, or empty. */
+  reason: string;
+  message: string;
+  /** Milliseconds since 1970 of the next attempt while waiting; 0 otherwise. */
+  retryAt: number;
+  /** Whether a list of all conversations has been read since the start. */
+  synced: boolean;
+}
+
+/** What a client tells. Listeners are called in the middle of its work and must not block or throw. */
+export interface ClientEvents {
+  /** The connection's state or the number of waiting messages changed. */
+  state(): void;
+  /** Something about this conversation changed. */
+  conversation(conversation: Conversation): void;
+  /** A conversation came or went. */
+  conversations(): void;
+  /** A message came live from another user. */
+  message(conversation: Conversation, entry: Entry): void;
+  /** A message of one's own was refused for good. */
+  failed(conversation: Conversation, error: ImdError): void;
+}
+
+const pageLimit = 30;
+const historyLimit = 50;
+/** Above this distance the newest page is taken, and what lies between is a gap. */
+const farBehind = 500;
+const cursorLimit = 256;
+const ackEntries = 32;
+const ackDelayMs = 250;
+const ackDelayLargeMs = 2_000;
+const readIntervalMs = 1_000;
+const steadyMs = 10_000;
+const orphanLimit = 256;
+const retryBaseMs = 500;
+const retryCapMs = 30_000;
+const contentLimitBytes = 16_384;
+
+/** A user's conversations over one device. Call start; everything else may be called at any time. */
+export class Client {
+  readonly userId: string;
+  #options: Required<ClientOptions>;
+  #listeners = new Set<Partial<ClientEvents>>();
+  #state: ClientState = { phase: "idle", draining: false, reason: "", message: "", retryAt: 0, synced: false };
+  #conversations = new Map<string, Conversation>();
+  #orphans = new Map<string, Entry[]>();
+  #outbox = new Outbox();
+  #limit = contentLimitBytes;
+  #features: readonly string[] = [];
+
+  #conn: Connection | undefined;
+  #joining: Connection | undefined;
+  #life = 0;
+  #attempt = 0;
+  #token = "";
+  #dataEpoch = "";
+
+  #syncToken = "";
+  #syncing = false;
+  #syncAgain = false;
+  #fullIds: Set<string> | undefined;
+  #cursors = new Map<string, number>();
+  #pulling = new Set<Conversation>();
+  #pullFailures = new Map<Conversation, number>();
+
+  #ackable = new Set<Conversation>();
+  #ackCount = 0;
+  #reads = new Map<Conversation, number>();
+  #readAt = 0;
+  #timers = new Map<string, ReturnType<typeof setTimeout>>();
+
+  constructor(options: ClientOptions) {
+    this.userId = options.userId;
+    this.#options = {
+      class: "web",
+      client: "imd-ts/0.1.0",
+      encoding: "json",
+      socket: (url, protocol) => new WebSocket(url, protocol),
+      store: memoryStore,
+      random: Math.random,
+      newId: uuid4,
+      ...options,
+    };
+    for (const item of this.#options.store.load(this.userId).sort((a, b) => a.at - b.at)) this.#restore(item);
+  }
+
+  /** The state of the connection; a new object whenever it changes. */
+  get state(): ClientState {
+    return this.#state;
+  }
+
+  /** How many messages wait to be stored. */
+  get waiting(): number {
+    return this.#outbox.size;
+  }
+
+  /** The most bytes of a content, as the server said. */
+  get contentLimit(): number {
+    return this.#limit;
+  }
+
+  /** Later parts of the protocol that the server has. */
+  get features(): readonly string[] {
+    return this.#features;
+  }
+
+  /** All conversations, the newest activity first. */
+  get conversations(): Conversation[] {
+    return [...this.#conversations.values()].sort((a, b) => b.activityAt - a.activityAt || a.key.localeCompare(b.key));
+  }
+
+  /** The conversation of this id or key; undefined if there is none. */
+  conversation(key: string): Conversation | undefined {
+    return this.#conversations.get(key);
+  }
+
+  /** The direct conversation with a user, which need not exist on the server yet. */
+  direct(userId: string): Conversation {
+    for (const c of this.#conversations.values()) {
+      if (c.kind === ConversationKind.DIRECT && c.peerId === userId) return c;
+    }
+    const draft = new Conversation(this.userId, ConversationKind.DIRECT);
+    draft.peerId = userId;
+    draft.memberCount = 2;
+    this.#conversations.set(draft.key, draft);
+    this.#tell("conversations");
+    return draft;
+  }
+
+  /** Listens until the returned function is called. */
+  on(listener: Partial<ClientEvents>): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** Connects, and again whenever the connection ends, until stop or a reason that only a person can change. */
+  start(): void {
+    if (this.#state.phase !== "idle" && this.#state.phase !== "stopped") return;
+    this.#attempt = 0;
+    void this.#join("start");
+  }
+
+  /** Disconnects. Unsent messages stay in the store. */
+  stop(): void {
+    this.#life++;
+    for (const timer of this.#timers.values()) clearTimeout(timer);
+    this.#timers.clear();
+    this.#joining?.close();
+    this.#conn?.close();
+    this.#joining = this.#conn = undefined;
+    this.#disconnected();
+    this.#set({ phase: "idle", draining: false, retryAt: 0 });
+  }
+
+  /** Tries at once instead of at the end of a wait: the network is back, or the person looks at the page again. */
+  wake(): void {
+    if (this.#state.phase === "waiting") void this.#join("reconnect");
+  }
+
+  /** The network changed: the connection is taken for dead. */
+  networkChanged(): void {
+    this.#conn?.drop("the network changed");
+    this.#joining?.drop("the network changed");
+  }
+
+  // --- Writing ---
+
+  /** Writes a message; it is shown as pending at once. Returns its client message id. Throws ImdError for content that no server takes. */
+  send(conversation: Conversation, content: Content): string {
+    const reason = checkContent(content, this.#limit);
+    if (reason) throw new ImdError(reason, reason === "too_large" ? "the message is too long" : "the message cannot be sent");
+    const item: OutboxItem = {
+      clientMessageId: this.#options.newId(),
+      conversation: conversation.key,
+      toUser: conversation.id === "" ? conversation.peerId : "",
+      content,
+      at: Date.now(),
+      resend: false,
+      failed: "",
+    };
+    this.#options.store.put(this.userId, item);
+    this.#outbox.add(item);
+    conversation.timeline.addLocal(item.clientMessageId, content, item.at);
+    this.#changed(conversation);
+    this.#sendOutbox();
+    return item.clientMessageId;
+  }
+
+  /** Sends a failed message again, with the same id. */
+  retry(conversation: Conversation, clientMessageId: string): void {
+    const item = this.#outbox.retry(clientMessageId);
+    if (!item) return;
+    this.#options.store.put(this.userId, item);
+    conversation.timeline.setLocal(clientMessageId, "");
+    this.#changed(conversation);
+    this.#sendOutbox();
+  }
+
+  /** Gives a message up that is not known to be stored. It may appear nevertheless. */
+  withdraw(conversation: Conversation, clientMessageId: string): void {
+    if (!this.#outbox.withdraw(clientMessageId)) return;
+    this.#options.store.delete(this.userId, clientMessageId);
+    conversation.timeline.removeLocal(clientMessageId);
+    this.#changed(conversation);
+    this.#sendOutbox();
+  }
+
+  /** The user has read up to seq. Calls are gathered; the position never goes back. */
+  read(conversation: Conversation, seq: number): void {
+    if (conversation.id === "" || seq <= conversation.timeline.readSeq) return;
+    conversation.timeline.applyRead(seq, undefined);
+    this.#reads.set(conversation, seq);
+    this.#changed(conversation);
+    this.#readSoon();
+  }
+
+  // --- Reading ---
+
+  /** Reads a page of older entries. Resolves when it is merged or could not be read. */
+  async loadOlder(conversation: Conversation): Promise<void> {
+    if (conversation.loading || conversation.id === "" || !conversation.timeline.hasOlder) return;
+    conversation.loading = true;
+    this.#changed(conversation);
+    const timeline = conversation.timeline;
+    const jump = timeline.oldestSeq === 0;
+    const page = await this.#history(conversation, { beforeSeq: timeline.oldestSeq, backward: true });
+    conversation.loading = false;
+    if (!(page instanceof ImdError)) this.#merge(conversation, page, { bottom: true, jump });
+    this.#changed(conversation);
+  }
+
+  /** Reads a page of what lies in a gap, from its upper end. */
+  async loadGap(conversation: Conversation, afterSeq: number, beforeSeq: number): Promise<void> {
+    if (conversation.loadingGaps.has(afterSeq)) return;
+    conversation.loadingGaps.add(afterSeq);
+    this.#changed(conversation);
+    const page = await this.#history(conversation, { afterSeq, beforeSeq, backward: true });
+    conversation.loadingGaps.delete(afterSeq);
+    if (!(page instanceof ImdError)) this.#merge(conversation, page, {});
+    this.#changed(conversation);
+  }
+
+  // --- Connection ---
+
+  async #join(reason: TokenReason): Promise<void> {
+    const life = ++this.#life;
+    this.#cancel("join");
+    this.#joining?.close();
+    this.#joining = undefined;
+    if (!this.#conn) this.#set({ phase: "joining", retryAt: 0 });
+    try {
+      this.#token = await this.#options.token(reason);
+    } catch (error) {
+      if (life !== this.#life) return;
+      if (error instanceof SignInRequired) this.#stopped("bad_token", error.message);
+      else this.#waitToJoin("reconnect", 0, "", String(error));
+      return;
+    }
+    if (life !== this.#life) return;
+    const conn = new Connection(
+      { ...this.#options, token: this.#token },
+      {
+        welcome: (welcome) => this.#welcomed(conn, welcome),
+        event: (frame) => this.#event(conn, frame),
+        ended: (end) => this.#ended(conn, end),
+      },
+    );
+    this.#joining = conn;
+    this.#beginSync(conn);
+  }
+
+  #welcomed(conn: Connection, welcome: Welcome): void {
+    const old = this.#conn;
+    this.#conn = conn;
+    this.#joining = undefined;
+    this.#disconnected();
+    old?.close();
+    if (this.#dataEpoch !== "" && welcome.dataEpoch !== this.#dataEpoch) this.#resync();
+    this.#dataEpoch = welcome.dataEpoch;
+    this.#features = welcome.features;
+    this.#limit = welcome.limits?.contentBytes || contentLimitBytes;
+    for (const c of this.#conversations.values()) c.timeline.connected();
+    this.#later("steady", steadyMs, () => (this.#attempt = 0));
+    this.#planRefresh(Number(welcome.tokenExpireMs) - Number(welcome.serverTimeMs));
+    this.#set({ phase: "online", draining: false, reason: "", message: "", retryAt: 0 });
+    this.#sendOutbox();
+    this.#readSoon();
+  }
+
+  #ended(conn: Connection, end: End): void {
+    if (conn === this.#conn) {
+      this.#conn = undefined;
+      this.#cancel("steady");
+      this.#cancel("refresh");
+      this.#disconnected();
+      this.#set({ draining: false });
+      // The newer session that took over may be the one that is joining.
+      if (this.#joining && (end.reconnect || end.reason === "superseded")) return this.#set({ phase: "joining", reason: end.reason, message: end.message });
+    } else if (conn === this.#joining) {
+      this.#joining = undefined;
+    } else {
+      return;
+    }
+    if (!end.reconnect) return this.#stopped(end.reason, end.message);
+    const reason = end.reason === "token_expired" ? "token_expired" : "reconnect";
+    this.#waitToJoin(reason, end.retryAfterMs, end.reason, end.message);
+  }
+
+  #waitToJoin(why: TokenReason, retryAfterMs: number, reason: string, message: string): void {
+    const wait = retryAfterMs || backoff(this.#attempt++, this.#options.random);
+    this.#later("join", wait, () => void this.#join(why));
+    if (!this.#conn) this.#set({ phase: "waiting", reason, message, retryAt: Date.now() + wait });
+  }
+
+  #stopped(reason: string, message: string): void {
+    this.stop();
+    this.#set({ phase: "stopped", reason, message });
+  }
+
+  /** Nothing written on the old connection will be answered any more. */
+  #disconnected(): void {
+    this.#outbox.disconnected();
+    this.#cancel("outbox");
+    this.#cancel("ack");
+  }
+
+  #drain(conn: Connection, reconnectAfterMs: number): void {
+    if (conn !== this.#conn || this.#joining) return;
+    this.#set({ draining: true, reason: "drain" });
+    this.#later("join", reconnectAfterMs, () => void this.#join("reconnect"));
+  }
+
+  #planRefresh(lifeMs: number): void {
+    if (!(lifeMs > 0)) return;
+    this.#later("refresh", Math.min(lifeMs * 0.8, 2 ** 31 - 1), () => void this.#refresh());
+  }
+
+  async #refresh(): Promise<void> {
+    const conn = this.#conn;
+    let token: string;
+    try {
+      token = await this.#options.token("refresh");
+    } catch {
+      return; // The old token holds to its end; then it is asked for again.
+    }
+    if (!conn?.online || conn !== this.#conn || token === this.#token) return;
+    const asked = create(RefreshTokenSchema, { token });
+    conn.request({ case: "refreshToken", value: asked }, (answer) => {
+      if (answer?.kind.case !== "refreshResult") return;
+      this.#token = token;
+      this.#planRefresh(Number(answer.kind.value.tokenExpireMs) - Date.now());
+    });
+  }
+
+  // --- Frames ---
+
+  #event(conn: Connection, frame: ServerFrame): void {
+    if (conn !== this.#conn) return;
+    const kind = frame.kind;
+    switch (kind.case) {
+      case "deliver":
+        return this.#deliver(kind.value.conversationId, kind.value.entries.map(entryOf));
+      case "head":
+        return this.#head(kind.value.conversationId, Number(kind.value.seq));
+      case "receipt":
+        return this.#receipt(kind.value);
+      case "drain":
+        return this.#drain(conn, kind.value.reconnectAfterMs);
+      case "sendAck":
+        return this.#sendAck(frame.id, kind.value);
+      default:
+    }
+  }
+
+  #deliver(id: string, entries: Entry[]): void {
+    const conversation = this.#conversations.get(id);
+    if (!conversation) {
+      const orphans = this.#orphans.get(id) ?? [];
+      if (orphans.length + entries.length <= orphanLimit) this.#orphans.set(id, orphans.concat(entries));
+      this.#syncSoon();
+      return;
+    }
+    for (const entry of entries) this.#take(conversation, entry, true);
+    this.#settle(conversation);
+  }
+
+  #head(id: string, seq: number): void {
+    const conversation = this.#conversations.get(id);
+    if (!conversation) return this.#syncSoon();
+    conversation.timeline.applyHead(seq);
+    void this.#pull(conversation);
+  }
+
+  #receipt(frame: ReceiptFrame): void {
+    const conversation = this.#conversations.get(frame.conversationId);
+    if (!conversation) return;
+    const receipt = receiptOf(frame);
+    if (receipt.userId === this.userId) conversation.timeline.applyRead(receipt.readSeq, receipt.unreadCount);
+    else conversation.applyReceipt(receipt);
+    this.#changed(conversation);
+  }
+
+  /** Merges one entry and takes from it what it says beyond the timeline. */
+  #take(conversation: Conversation, entry: Entry, live: boolean): void {
+    const before = conversation.timeline.have;
+    this.#settleOutbox(entry);
+    const outcome = conversation.timeline.applyEntry(entry, Date.now());
+    this.#observe(conversation, before);
+    if (live && outcome === "shown" && entry.countable && entry.sender !== this.userId) {
+      this.#tell("message", conversation, entry);
+    }
+  }
+
+  /** Takes from the entries shown above a former have what they say of the conversation. */
+  #observe(conversation: Conversation, before: number): void {
+    const entries = conversation.timeline.entries;
+    let first = entries.length;
+    while (first > 0 && entries[first - 1]!.seq > before) first--;
+    for (const entry of entries.slice(first)) conversation.observe(entry);
+    this.#ackCount += entries.length - first;
+  }
+
+  #settleOutbox(entry: Entry): void {
+    if (entry.sender !== this.userId || entry.clientMessageId === "") return;
+    const item = this.#outbox.settle(entry.clientMessageId);
+    if (!item) return;
+    this.#options.store.delete(this.userId, item.clientMessageId);
+    this.#tell("state");
+    this.#sendOutbox();
+  }
+
+  /** After a conversation's timeline changed: acknowledge, read what is missing, tell. */
+  #settle(conversation: Conversation): void {
+    this.#ackSoon(conversation);
+    void this.#pull(conversation);
+    this.#changed(conversation);
+  }
+
+  // --- Outbox ---
+
+  #restore(item: OutboxItem): void {
+    const direct = item.conversation.startsWith("@");
+    let conversation = this.#conversations.get(item.conversation);
+    if (!conversation) {
+      conversation = new Conversation(this.userId, direct ? ConversationKind.DIRECT : ConversationKind.GROUP);
+      if (direct) conversation.peerId = item.conversation.slice(1);
+      else conversation.id = item.conversation;
+      this.#conversations.set(conversation.key, conversation);
+    }
+    this.#outbox.add({ ...item, resend: true });
+    conversation.timeline.addLocal(item.clientMessageId, item.content, item.at);
+    if (item.failed) conversation.timeline.setLocal(item.clientMessageId, item.failed);
+  }
+
+  #sendOutbox(): void {
+    const conn = this.#conn;
+    if (conn?.online) {
+      for (const send of this.#outbox.take(Date.now(), () => conn.nextId())) this.#write(conn, send);
+      const at = this.#outbox.wakeAt(Date.now());
+      if (at !== undefined) this.#later("outbox", at - Date.now(), () => this.#sendOutbox());
+    }
+    this.#tell("state");
+  }
+
+  #write(conn: Connection, { item, frameId, runStart }: OutboxSend): void {
+    const send = create(SendSchema, {
+      to: item.toUser ? { case: "toUser", value: item.toUser } : { case: "conversationId", value: item.conversation },
+      clientMessageId: item.clientMessageId,
+      resend: item.resend,
+      content: contentFrame(item.content),
+      runStart,
+    });
+    conn.request(
+      { case: "send", value: send },
+      (answer) => {
+        if (answer?.kind.case === "sendAck") this.#sendAck(frameId, answer.kind.value);
+        else if (answer?.kind.case === "error") {
+          const { reason, retryable, retryAfterMs } = answer.kind.value;
+          const status = retryable ? "retry" : "fail";
+          this.#answered({ frameId, clientMessageId: item.clientMessageId, status, reason, retryAfterMs });
+        }
+      },
+      frameId,
+    );
+  }
+
+  #sendAck(frameId: number, ack: SendAck): void {
+    const { clientMessageId, error } = ack;
+    const status = ack.status === Ack.OK ? "ok" : ack.status === Ack.FAIL ? "fail" : "retry";
+    const ended = this.#answered({
+      frameId,
+      clientMessageId,
+      status,
+      reason: error?.reason ?? "",
+      retryAfterMs: error?.retryAfterMs ?? 0,
+    });
+    if (ended && status === "ok") this.#stored(ended, ack);
+    this.#sendOutbox();
+  }
+
+  #answered(answer: Parameters<Outbox["answer"]>[0]): OutboxItem | undefined {
+    const item = this.#outbox.answer(answer, Date.now());
+    if (!item) return undefined;
+    if (!item.failed) {
+      this.#options.store.delete(this.userId, item.clientMessageId);
+      return item;
+    }
+    this.#options.store.put(this.userId, item);
+    const conversation = this.#conversations.get(item.conversation);
+    if (!conversation) return item;
+    conversation.timeline.setLocal(item.clientMessageId, item.failed);
+    if (item.failed === "not_member" && conversation.id !== "") this.#syncSoon();
+    this.#tell("failed", conversation, new ImdError(item.failed, item.failed));
+    this.#changed(conversation);
+    return item;
+  }
+
+  /** The ack stands for what was sent. */
+  #stored(item: OutboxItem, ack: SendAck): void {
+    const conversation = this.#conversations.get(item.conversation);
+    if (!conversation) return;
+    const prevSeq = Number(ack.prevSeq);
+    if (conversation.id === "") {
+      this.#identify(conversation, ack.conversationId);
+      if (prevSeq === 0) conversation.timeline.begin(0, Date.now());
+      this.#syncSoon();
+    }
+    const entry: Entry = {
+      seq: Number(ack.seq),
+      prevSeq,
+      kind: EntryKind.MESSAGE,
+      messageId: ack.messageId,
+      clientMessageId: item.clientMessageId,
+      sender: this.userId,
+      at: Number(ack.serverTimeMs),
+      content: item.content,
+      targetSeq: 0,
+      countable: true,
+      changedSeq: 0,
+    };
+    this.#take(conversation, entry, false);
+    this.#settle(conversation);
+  }
+
+  /** A direct conversation got its id. */
+  #identify(conversation: Conversation, id: string): void {
+    const key = conversation.key;
+    conversation.id = id;
+    this.#conversations.delete(key);
+    this.#conversations.set(id, conversation);
+    for (const item of this.#outbox.rename(key, id)) this.#options.store.put(this.userId, item);
+    for (const entry of this.#orphans.get(id) ?? []) conversation.timeline.applyEntry(entry, Date.now());
+    this.#orphans.delete(id);
+    this.#tell("conversations");
+  }
+
+  // --- Sync ---
+
+  #syncSoon(): void {
+    if (this.#syncing) this.#syncAgain = true;
+    else if (this.#conn?.online) this.#beginSync(this.#conn);
+  }
+
+  #beginSync(conn: Connection): void {
+    this.#syncing = true;
+    this.#syncAgain = false;
+    this.#fullIds = undefined;
+    this.#requestSync(conn);
+  }
+
+  #requestSync(conn: Connection): void {
+    const known = this.conversations.filter((c) => c.id !== "" && c.timeline.known).slice(0, cursorLimit);
+    this.#cursors = new Map(known.map((c) => [c.id, c.timeline.have]));
+    const sync = create(SyncSchema, {
+      syncToken: this.#syncToken,
+      cursors: known.map((c) => create(CursorSchema, { conversationId: c.id, have: BigInt(c.timeline.have) })),
+      pageLimit,
+    });
+    conn.request({ case: "sync", value: sync }, (answer) => {
+      if (answer?.kind.case === "syncResult") this.#synced(conn, answer.kind.value);
+      else if (answer) this.#later("sync", retryBaseMs * (1 + this.#options.random()), () => this.#conn && this.#beginSync(this.#conn));
+      else if (conn === this.#conn || conn === this.#joining) this.#syncing = false;
+    });
+  }
+
+  #synced(conn: Connection, result: SyncResult): void {
+    if (result.full) this.#fullIds ??= new Set();
+    for (const frame of result.conversations) this.#applyState(stateOf(frame));
+    this.#syncToken = result.syncToken;
+    if (result.more) return this.#requestSync(conn);
+    if (this.#fullIds) this.#forgetOthers(this.#fullIds);
+    this.#syncing = false;
+    this.#orphans.clear();
+    this.#set({ synced: true });
+    this.#tell("conversations");
+    for (const c of this.#conversations.values()) void this.#pull(c);
+    if (this.#syncAgain) this.#syncSoon();
+  }
+
+  #applyState(state: State): void {
+    const id = state.conversationId;
+    this.#fullIds?.add(id);
+    const conversation = this.#find(state);
+    const { timeline } = conversation;
+    conversation.describe(state);
+    const asked = this.#cursors.get(id);
+    const shrunk = asked !== undefined && timeline.shrunk(asked, state.headSeq, state.page);
+    if (shrunk) timeline.reset();
+    const before = timeline.have;
+    timeline.begin(state.start, Date.now());
+    if (state.page && !shrunk) {
+      for (const entry of state.page.entries) this.#settleOutbox(entry);
+      timeline.applyPage(state.page, Date.now(), { jump: true });
+    }
+    for (const entry of this.#orphans.get(id) ?? []) timeline.applyEntry(entry, Date.now());
+    timeline.applyState(state.headSeq, state.readSeq, state.unreadCount);
+    this.#observe(conversation, before);
+    this.#ackSoon(conversation);
+    this.#changed(conversation);
+  }
+
+  #find(state: State): Conversation {
+    const known = this.#conversations.get(state.conversationId);
+    if (known) return known;
+    const draft = state.peerId ? this.#conversations.get(`@${state.peerId}`) : undefined;
+    if (draft) {
+      this.#identify(draft, state.conversationId);
+      return draft;
+    }
+    const conversation = new Conversation(this.userId, state.kind);
+    this.#conversations.set(state.conversationId, conversation);
+    return conversation;
+  }
+
+  #forgetOthers(ids: Set<string>): void {
+    for (const [key, conversation] of this.#conversations) {
+      if (conversation.id === "" || ids.has(conversation.id)) continue;
+      if (conversation.items.some((item) => item.kind === "local")) {
+        conversation.role = Role.UNSPECIFIED;
+        continue;
+      }
+      this.#conversations.delete(key);
+      this.#reads.delete(conversation);
+      this.#ackable.delete(conversation);
+    }
+  }
+
+  /** Another history of the store: everything read before is void, what was not sent stays. */
+  #resync(): void {
+    this.#syncToken = "";
+    this.#cursors.clear();
+    this.#orphans.clear();
+    this.#reads.clear();
+    this.#ackable.clear();
+    for (const conversation of this.#conversations.values()) {
+      conversation.timeline.reset();
+      conversation.receipts.clear();
+      conversation.lastMessage = undefined;
+      this.#changed(conversation);
+    }
+  }
+
+  // --- History ---
+
+  /** Reads what is missing above have, one request at a time for a conversation. */
+  async #pull(conversation: Conversation): Promise<void> {
+    const { timeline } = conversation;
+    if (this.#pulling.has(conversation) || this.#syncing || !this.#conn?.online || conversation.id === "") return;
+    const wants = timeline.wants(Date.now());
+    if (!wants) return this.#pullLater(conversation, timeline.wakeAt);
+    this.#pulling.add(conversation);
+    const have = timeline.have;
+    const far = wants.beforeSeq === 0 && timeline.head - have > farBehind;
+    const range = far ? { beforeSeq: 0, backward: true } : { ...wants, backward: false };
+    const page = await this.#history(conversation, range);
+    this.#pulling.delete(conversation);
+    if (page instanceof ImdError) return this.#pullFailed(conversation, page);
+    this.#pullFailures.delete(conversation);
+    if (wants.beforeSeq === 0 && !far && timeline.shrunk(have, Math.max(have, timeline.head), page)) {
+      timeline.reset();
+      return this.#syncSoon();
+    }
+    this.#merge(conversation, page, { jump: far });
+    if (timeline.have > have) void this.#pull(conversation);
+    else if (page.end && wants.beforeSeq === 0) timeline.head = timeline.have;
+  }
+
+  #pullLater(conversation: Conversation, at: number | undefined): void {
+    if (at !== undefined) this.#later(`pull ${conversation.id}`, at - Date.now(), () => void this.#pull(conversation));
+  }
+
+  #pullFailed(conversation: Conversation, error: ImdError): void {
+    if (error.reason === "not_member") return this.#syncSoon();
+    if (!error.retryable) return;
+    const failures = this.#pullFailures.get(conversation) ?? 0;
+    this.#pullFailures.set(conversation, failures + 1);
+    const wait = Math.min(retryCapMs, (error.retryAfterMs || retryBaseMs) * 2 ** Math.min(failures, 10));
+    this.#pullLater(conversation, Date.now() + wait);
+  }
+
+  #merge(conversation: Conversation, page: Page, options: { jump?: boolean; bottom?: boolean }): void {
+    const before = conversation.timeline.have;
+    for (const entry of page.entries) this.#settleOutbox(entry);
+    conversation.timeline.applyPage(page, Date.now(), options);
+    this.#observe(conversation, before);
+    this.#ackSoon(conversation);
+    this.#changed(conversation);
+  }
+
+  #history(
+    conversation: Conversation,
+    range: { afterSeq?: number; beforeSeq?: number; backward: boolean },
+  ): Promise<Page | ImdError> {
+    const gone = new ImdError("unavailable", "not connected");
+    const history = create(HistorySchema, {
+      conversationId: conversation.id,
+      afterSeq: BigInt(range.afterSeq ?? 0),
+      beforeSeq: BigInt(range.beforeSeq ?? 0),
+      limit: historyLimit,
+      backward: range.backward,
+    });
+    return new Promise((resolve) => {
+      if (!this.#conn?.online) return resolve(gone);
+      this.#conn.request({ case: "history", value: history }, (answer) => {
+        if (answer?.kind.case === "historyResult" && answer.kind.value.page) resolve(pageOf(answer.kind.value.page));
+        else if (answer?.kind.case === "error") resolve(ImdError.of(answer.kind.value));
+        else resolve(gone);
+      });
+    });
+  }
+
+  // --- Acks and reads ---
+
+  #ackSoon(conversation: Conversation): void {
+    if (!conversation.timeline.ackDue) return;
+    this.#ackable.add(conversation);
+    if (this.#ackCount >= ackEntries) return this.#ackNow();
+    const large = conversation.memberCount > receiptMembers;
+    if (!this.#timers.has("ack")) this.#later("ack", large ? ackDelayLargeMs : ackDelayMs, () => this.#ackNow());
+  }
+
+  #ackNow(): void {
+    this.#cancel("ack");
+    if (!this.#conn?.online) return;
+    const ranges = [...this.#ackable].flatMap((c) => c.takeAcks());
+    this.#ackable.clear();
+    this.#ackCount = 0;
+    if (ranges.length === 0) return;
+    const value = create(DeliveryAckSchema, {
+      ranges: ranges.map((r) =>
+        create(AckRangeSchema, { conversationId: r.conversationId, afterSeq: BigInt(r.afterSeq), seq: BigInt(r.seq) }),
+      ),
+    });
+    this.#conn.write({ case: "ack", value });
+  }
+
+  #readSoon(): void {
+    if (this.#reads.size === 0 || this.#timers.has("read")) return;
+    this.#later("read", Math.max(0, this.#readAt + readIntervalMs - Date.now()), () => this.#readNow());
+  }
+
+  #readNow(): void {
+    const conn = this.#conn;
+    if (!conn?.online) return;
+    this.#readAt = Date.now();
+    for (const [conversation, seq] of this.#reads) {
+      const value = create(ReadSchema, { conversationId: conversation.id, seq: BigInt(seq) });
+      conn.request({ case: "read", value }, (answer) => {
+        if (!answer) return this.#readSoon();
+        if (this.#reads.get(conversation) === seq) this.#reads.delete(conversation);
+        if (answer.kind.case === "receipt") this.#receipt(answer.kind.value);
+      });
+    }
+  }
+
+  // --- Helpers ---
+
+  #changed(conversation: Conversation): void {
+    this.#tell("conversation", conversation);
+  }
+
+  #set(state: Partial<ClientState>): void {
+    this.#state = { ...this.#state, ...state };
+    this.#tell("state");
+  }
+
+  #tell<K extends keyof ClientEvents>(event: K, ...args: Parameters<ClientEvents[K]>): void {
+    for (const listener of this.#listeners) (listener[event] as ((...a: unknown[]) => void) | undefined)?.(...args);
+  }
+
+  /** Does something later; under one name, the newest wins. */
+  #later(name: string, ms: number, what: () => void): void {
+    this.#cancel(name);
+    this.#timers.set(
+      name,
+      setTimeout(
+        () => {
+          this.#timers.delete(name);
+          what();
+        },
+        Math.max(0, ms),
+      ),
+    );
+  }
+
+  #cancel(name: string): void {
+    clearTimeout(this.#timers.get(name));
+    this.#timers.delete(name);
+  }
+}
+
+/** A random UUID version 4; works where crypto.randomUUID does not, on pages without TLS. */
+export function uuid4(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6]! & 0x0f) | 0x40;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  const hex = [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
+}
