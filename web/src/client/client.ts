@@ -33,6 +33,7 @@ import {
   entryOf,
   type Page,
   pageOf,
+  type Receipt,
   receiptOf,
   Role,
   type State,
@@ -295,6 +296,12 @@ export class Client {
     this.#reads.set(conversation, seq);
     this.#changed(conversation);
     this.#readSoon();
+  }
+
+  /** Takes over how far members have come, as a list of members says; later changes come by themselves. */
+  applyReceipts(conversation: Conversation, receipts: readonly Receipt[]): void {
+    for (const receipt of receipts) conversation.applyReceipt(receipt);
+    this.#changed(conversation);
   }
 
   // --- Reading ---
