@@ -59,6 +59,7 @@ function PersonInfo({ session, conversation }: Props) {
 }
 
 function GroupInfo({ session, conversation }: Props) {
+  void tick.value;
   const members = useMembers(session, conversation);
   const staff = conversation.role === Role.ADMIN || conversation.role === Role.OWNER;
   const canChange = staff && conversation.writable;
@@ -93,6 +94,7 @@ function GroupInfo({ session, conversation }: Props) {
 }
 
 function Name({ session, conversation, canChange }: Props & { canChange: boolean }) {
+  void tick.value;
   const [name, setName] = useState<string | undefined>(undefined);
   if (name === undefined) {
     return (

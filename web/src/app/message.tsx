@@ -8,8 +8,8 @@ import { contentText, fullTime, reasonText, timeOf } from "./format.js";
 import * as icons from "./icons.js";
 
 /** Longer texts are folded until somebody asks for them. */
-const foldChars = 1_600;
-const foldLines = 24;
+const foldChars = 900;
+const foldLines = 16;
 const linkPattern = /https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/giu;
 const emojiOnly = /^(?:\p{Extended_Pictographic}|\p{Emoji_Component}|\s){1,24}$/u;
 

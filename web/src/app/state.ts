@@ -18,7 +18,11 @@ export const dialogOpen = signal(false);
 export const toasts = signal<Toast[]>([]);
 /** Spoken by screen readers when it changes. */
 export const spoken = signal("");
-/** Rises whenever the client has something new to show. */
+/**
+ * Rises whenever the client has something new to show. Every component that
+ * shows what the client holds reads it: one with state of its own is otherwise
+ * drawn again only when its properties change.
+ */
 export const tick = signal(0);
 /** Whether the person looks at the page. */
 export const watching = signal(true);

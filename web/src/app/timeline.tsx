@@ -41,13 +41,15 @@ export function TimelineView({ session, conversation, jump }: Props) {
   if (atBottom && watching.value) seenTo.current = have;
   const fresh = countFresh(items, seenTo.current);
 
+  const widen = () => {
+    const now = conversation.items;
+    firstKey.current = keyAt(now, Math.max(0, windowStart(now, firstKey.current) - windowStep));
+    redraw((n) => n + 1);
+  };
   const older = () => {
-    if (start > 0) {
-      firstKey.current = keyAt(items, Math.max(0, start - windowStep));
-      redraw((n) => n + 1);
-    } else if (conversation.timeline.hasOlder && !conversation.loading && session.client.state.phase === "online") {
-      firstKey.current = "";
-      void session.client.loadOlder(conversation);
+    if (start > 0) widen();
+    else if (conversation.timeline.older && !conversation.loading && session.client.state.phase === "online") {
+      void session.client.loadOlder(conversation).then(widen);
     }
   };
   const toBottom = () => {
@@ -107,7 +109,7 @@ export function TimelineView({ session, conversation, jump }: Props) {
 
 function Top({ conversation, start }: { conversation: Conversation; start: number }) {
   if (conversation.loading) return <p class="top" role="status"><span class="spinner" aria-hidden="true" /> Loading older messages</p>;
-  if (start > 0 || conversation.timeline.hasOlder) return <p class="top" />;
+  if (start > 0 || conversation.timeline.older) return <p class="top" />;
   if (conversation.items.length > 0) return <p class="top quiet">This is where the conversation begins for you.</p>;
   if (conversation.id !== "" && !conversation.timeline.known) return <p class="top" role="status"><span class="spinner" aria-hidden="true" /></p>;
   return (
@@ -188,10 +190,10 @@ function Line({ session, conversation, item, joined, group }: LineProps) {
     case "change":
       return <li class="line change" data-key={item.key}><bdi>{changeText(item.entry, session.userId)}</bdi></li>;
     case "gap": {
-      const loading = conversation.loadingGaps.has(item.afterSeq);
+      const loading = conversation.loadingGaps.has(item.gap.from);
       return (
-        <li class="line gap" data-key={item.key} data-after={item.afterSeq} data-before={item.beforeSeq}>
-          <button type="button" class="link" disabled={loading} onClick={() => void client.loadGap(conversation, item.afterSeq, item.beforeSeq)}>
+        <li class="line gap" data-key={item.key} data-from={item.gap.from} data-to={item.gap.to}>
+          <button type="button" class="link" disabled={loading} onClick={() => void client.loadGap(conversation, item.gap)}>
             {loading ? "Loading messages…" : "Messages between are not loaded. Load them"}
           </button>
         </li>
@@ -242,7 +244,7 @@ interface Place {
 
 function placeOf(element: HTMLElement, atBottom = element.scrollHeight - element.scrollTop - element.clientHeight < nearPx): Place {
   const top = element.getBoundingClientRect().top;
-  for (const line of element.querySelectorAll<HTMLElement>("[data-key]")) {
+  for (const line of element.querySelectorAll<HTMLElement>("[data-key]:not(.gap)")) {
     const rect = line.getBoundingClientRect();
     if (rect.bottom > top) return { atBottom, key: line.dataset.key!, offset: rect.top - top };
   }
@@ -263,9 +265,9 @@ function restorePlace(element: HTMLElement, place: Place): void {
 function loadGapsInView(session: Session, conversation: Conversation, element: HTMLElement): void {
   if (session.client.state.phase !== "online") return;
   const view = element.getBoundingClientRect();
-  for (const gap of element.querySelectorAll<HTMLElement>("[data-after]")) {
+  for (const gap of element.querySelectorAll<HTMLElement>("[data-from]")) {
     const rect = gap.getBoundingClientRect();
     if (rect.bottom < view.top - nearPx || rect.top > view.bottom + nearPx) continue;
-    void session.client.loadGap(conversation, Number(gap.dataset.after), Number(gap.dataset.before));
+    void session.client.loadGap(conversation, { from: Number(gap.dataset.from), to: Number(gap.dataset.to) });
   }
 }

@@ -29,7 +29,6 @@ import {
   contentFrame,
   ConversationKind,
   type Entry,
-  EntryKind,
   entryOf,
   type Page,
   pageOf,
@@ -41,6 +40,8 @@ import {
 } from "./model.js";
 import { Outbox, type OutboxItem, type OutboxSend } from "./outbox.js";
 import { memoryStore, type OutboxStore } from "./store.js";
+import type { Stretch } from "./stretches.js";
+import type { Effects, HistoryRequest } from "./timeline.js";
 
 /** Why a token is asked for: to begin, to connect again, because the last one expired, or to go on before it does. */
 export type TokenReason = "start" | "reconnect" | "token_expired" | "refresh";
@@ -107,8 +108,6 @@ export interface ClientEvents {
 
 const pageLimit = 30;
 const historyLimit = 50;
-/** Above this distance the newest page is taken, and what lies between is a gap. */
-const farBehind = 500;
 const cursorLimit = 256;
 const ackEntries = 32;
 const ackDelayMs = 250;
@@ -116,8 +115,7 @@ const ackDelayLargeMs = 2_000;
 const readIntervalMs = 1_000;
 const steadyMs = 10_000;
 const orphanLimit = 256;
-const retryBaseMs = 500;
-const retryCapMs = 30_000;
+const syncRetryMs = 500;
 const contentLimitBytes = 16_384;
 
 /** A user's conversations over one device. Call start; everything else may be called at any time. */
@@ -141,12 +139,11 @@ export class Client {
 
   #syncToken = "";
   #syncing = false;
+  /** From the end of a connection to the end of the sync of the next one. */
+  #paused = true;
   #syncAgain = false;
   #fullIds: Set<string> | undefined;
   #cursors = new Map<string, number>();
-  #pulling = new Set<Conversation>();
-  #pullFailures = new Map<Conversation, number>();
-
   #ackable = new Set<Conversation>();
   #ackCount = 0;
   #reads = new Map<Conversation, number>();
@@ -264,7 +261,7 @@ export class Client {
     };
     this.#options.store.put(this.userId, item);
     this.#outbox.add(item);
-    conversation.timeline.addLocal(item.clientMessageId, content, item.at);
+    conversation.timeline.send({ clientMessageId: item.clientMessageId, content, targetSeq: 0, at: item.at });
     this.#changed(conversation);
     this.#sendOutbox();
     return item.clientMessageId;
@@ -275,16 +272,15 @@ export class Client {
     const item = this.#outbox.retry(clientMessageId);
     if (!item) return;
     this.#options.store.put(this.userId, item);
-    conversation.timeline.setLocal(clientMessageId, "");
+    conversation.timeline.send({ ...item, targetSeq: 0 });
     this.#changed(conversation);
     this.#sendOutbox();
   }
 
   /** Gives a message up that is not known to be stored. It may appear nevertheless. */
   withdraw(conversation: Conversation, clientMessageId: string): void {
-    if (!this.#outbox.withdraw(clientMessageId)) return;
-    this.#options.store.delete(this.userId, clientMessageId);
-    conversation.timeline.removeLocal(clientMessageId);
+    if (!this.#withdrawn(clientMessageId)) return;
+    conversation.timeline.withdraw(clientMessageId);
     this.#changed(conversation);
     this.#sendOutbox();
   }
@@ -292,9 +288,10 @@ export class Client {
   /** The user has read up to seq. Calls are gathered; the position never goes back. */
   read(conversation: Conversation, seq: number): void {
     if (conversation.id === "" || seq <= conversation.timeline.readSeq) return;
-    conversation.timeline.applyRead(seq, undefined);
-    this.#reads.set(conversation, seq);
+    conversation.timeline.read(seq);
     this.#changed(conversation);
+    if (conversation.role === Role.UNSPECIFIED) return;
+    this.#reads.set(conversation, seq);
     this.#readSoon();
   }
 
@@ -304,30 +301,37 @@ export class Client {
     this.#changed(conversation);
   }
 
+  #withdrawn(clientMessageId: string): boolean {
+    if (!this.#outbox.withdraw(clientMessageId)) return false;
+    this.#options.store.delete(this.userId, clientMessageId);
+    return true;
+  }
+
   // --- Reading ---
 
   /** Reads a page of older entries. Resolves when it is merged or could not be read. */
   async loadOlder(conversation: Conversation): Promise<void> {
-    if (conversation.loading || conversation.id === "" || !conversation.timeline.hasOlder) return;
+    if (conversation.loading || conversation.id === "" || !conversation.timeline.older) return;
     conversation.loading = true;
     this.#changed(conversation);
-    const timeline = conversation.timeline;
-    const jump = timeline.oldestSeq === 0;
-    const page = await this.#history(conversation, { beforeSeq: timeline.oldestSeq, backward: true });
+    await this.#load(conversation, conversation.timeline.olderRequest);
     conversation.loading = false;
-    if (!(page instanceof ImdError)) this.#merge(conversation, page, { bottom: true, jump });
     this.#changed(conversation);
   }
 
-  /** Reads a page of what lies in a gap, from its upper end. */
-  async loadGap(conversation: Conversation, afterSeq: number, beforeSeq: number): Promise<void> {
-    if (conversation.loadingGaps.has(afterSeq)) return;
-    conversation.loadingGaps.add(afterSeq);
+  /** Reads a page of what lies in a gap of the timeline, from its upper end. */
+  async loadGap(conversation: Conversation, gap: Stretch): Promise<void> {
+    if (conversation.loadingGaps.has(gap.from)) return;
+    conversation.loadingGaps.add(gap.from);
     this.#changed(conversation);
-    const page = await this.#history(conversation, { afterSeq, beforeSeq, backward: true });
-    conversation.loadingGaps.delete(afterSeq);
-    if (!(page instanceof ImdError)) this.#merge(conversation, page, {});
+    await this.#load(conversation, { after: gap.from - 1, before: gap.to + 1, backward: true, jump: false });
+    conversation.loadingGaps.delete(gap.from);
     this.#changed(conversation);
+  }
+
+  async #load(conversation: Conversation, request: HistoryRequest): Promise<void> {
+    const page = await this.#history(conversation, request);
+    if (page && !(page instanceof ImdError)) this.#do(conversation, conversation.timeline.page(Date.now(), request, page));
   }
 
   // --- Connection ---
@@ -370,6 +374,7 @@ export class Client {
     this.#features = welcome.features;
     this.#limit = welcome.limits?.contentBytes || contentLimitBytes;
     for (const c of this.#conversations.values()) c.timeline.connected();
+    this.#ackCount = 0;
     this.#later("steady", steadyMs, () => (this.#attempt = 0));
     this.#planRefresh(Number(welcome.tokenExpireMs) - Number(welcome.serverTimeMs));
     this.#set({ phase: "online", draining: false, reason: "", message: "", retryAt: 0 });
@@ -410,6 +415,8 @@ export class Client {
   /** Nothing written on the old connection will be answered any more. */
   #disconnected(): void {
     this.#outbox.disconnected();
+    this.#paused = true;
+    for (const c of this.#conversations.values()) c.timeline.disconnected();
     this.#cancel("outbox");
     this.#cancel("ack");
   }
@@ -470,60 +477,63 @@ export class Client {
       this.#syncSoon();
       return;
     }
-    for (const entry of entries) this.#take(conversation, entry, true);
-    this.#settle(conversation);
+    const fx = conversation.timeline.deliver(Date.now(), entries);
+    this.#do(conversation, fx);
+    for (const entry of fx.show) {
+      if (entry.countable && entry.sender !== this.userId) this.#tell("message", conversation, entry);
+    }
   }
 
   #head(id: string, seq: number): void {
     const conversation = this.#conversations.get(id);
     if (!conversation) return this.#syncSoon();
-    conversation.timeline.applyHead(seq);
-    void this.#pull(conversation);
+    this.#do(conversation, conversation.timeline.head(Date.now(), seq));
   }
 
   #receipt(frame: ReceiptFrame): void {
     const conversation = this.#conversations.get(frame.conversationId);
     if (!conversation) return;
     const receipt = receiptOf(frame);
-    if (receipt.userId === this.userId) conversation.timeline.applyRead(receipt.readSeq, receipt.unreadCount);
+    if (receipt.userId === this.userId) conversation.timeline.receipt(receipt.readSeq, receipt.unreadCount);
     else conversation.applyReceipt(receipt);
     this.#changed(conversation);
   }
 
-  /** Merges one entry and takes from it what it says beyond the timeline. */
-  #take(conversation: Conversation, entry: Entry, live: boolean): void {
-    const before = conversation.timeline.have;
-    this.#settleOutbox(entry);
-    const outcome = conversation.timeline.applyEntry(entry, Date.now());
-    this.#observe(conversation, before);
-    if (live && outcome === "shown" && entry.countable && entry.sender !== this.userId) {
-      this.#tell("message", conversation, entry);
-    }
-  }
-
-  /** Takes from the entries shown above a former have what they say of the conversation. */
-  #observe(conversation: Conversation, before: number): void {
-    const entries = conversation.timeline.entries;
-    let first = entries.length;
-    while (first > 0 && entries[first - 1]!.seq > before) first--;
-    for (const entry of entries.slice(first)) conversation.observe(entry);
-    this.#ackCount += entries.length - first;
-  }
-
-  #settleOutbox(entry: Entry): void {
-    if (entry.sender !== this.userId || entry.clientMessageId === "") return;
-    const item = this.#outbox.settle(entry.clientMessageId);
-    if (!item) return;
-    this.#options.store.delete(this.userId, item.clientMessageId);
-    this.#tell("state");
-    this.#sendOutbox();
-  }
-
-  /** After a conversation's timeline changed: acknowledge, read what is missing, tell. */
-  #settle(conversation: Conversation): void {
+  /** Does what a timeline asks for. */
+  #do(conversation: Conversation, fx: Effects): void {
+    for (const entry of fx.show) conversation.observe(entry);
+    this.#ackCount += fx.show.length;
+    for (const id of fx.sent) this.#settled(id);
+    if (fx.sync) this.#syncSoon();
+    if (fx.history) this.#request(conversation, fx.history);
+    this.#tickLater(conversation);
     this.#ackSoon(conversation);
-    void this.#pull(conversation);
     this.#changed(conversation);
+  }
+
+  /** An own message turned out to be stored. */
+  #settled(clientMessageId: string): void {
+    this.#options.store.delete(this.userId, clientMessageId);
+    if (this.#outbox.settle(clientMessageId)) this.#sendOutbox();
+  }
+
+  #tickLater(conversation: Conversation): void {
+    const { timeline } = conversation;
+    const name = `tick ${conversation.id}`;
+    if (timeline.wakeAt === undefined) return this.#cancel(name);
+    this.#later(name, timeline.wakeAt - Date.now(), () => this.#do(conversation, timeline.tick(Date.now())));
+  }
+
+  /** Reads what a timeline lacks. */
+  #request(conversation: Conversation, request: HistoryRequest): void {
+    const { timeline } = conversation;
+    void this.#history(conversation, request).then((page) => {
+      if (!page) return; // The connection ended; the next one begins with a sync.
+      if (!(page instanceof ImdError)) return this.#do(conversation, timeline.page(Date.now(), request, page));
+      timeline.historyFailed(Date.now(), page.retryAfterMs);
+      if (page.reason === "not_member") this.#syncSoon();
+      this.#tickLater(conversation);
+    });
   }
 
   // --- Outbox ---
@@ -538,8 +548,8 @@ export class Client {
       this.#conversations.set(conversation.key, conversation);
     }
     this.#outbox.add({ ...item, resend: true });
-    conversation.timeline.addLocal(item.clientMessageId, item.content, item.at);
-    if (item.failed) conversation.timeline.setLocal(item.clientMessageId, item.failed);
+    conversation.timeline.send({ clientMessageId: item.clientMessageId, content: item.content, targetSeq: 0, at: item.at });
+    if (item.failed) conversation.timeline.fail(item.clientMessageId, item.failed);
   }
 
   #sendOutbox(): void {
@@ -598,7 +608,7 @@ export class Client {
     this.#options.store.put(this.userId, item);
     const conversation = this.#conversations.get(item.conversation);
     if (!conversation) return item;
-    conversation.timeline.setLocal(item.clientMessageId, item.failed);
+    conversation.timeline.fail(item.clientMessageId, item.failed);
     if (item.failed === "not_member" && conversation.id !== "") this.#syncSoon();
     this.#tell("failed", conversation, new ImdError(item.failed, item.failed));
     this.#changed(conversation);
@@ -609,27 +619,17 @@ export class Client {
   #stored(item: OutboxItem, ack: SendAck): void {
     const conversation = this.#conversations.get(item.conversation);
     if (!conversation) return;
+    const { timeline } = conversation;
     const prevSeq = Number(ack.prevSeq);
     if (conversation.id === "") {
       this.#identify(conversation, ack.conversationId);
-      if (prevSeq === 0) conversation.timeline.begin(0, Date.now());
+      // Before the first entry there is nothing to miss.
+      if (prevSeq === 0 && !timeline.known) timeline.restore(0, 0, 0);
       this.#syncSoon();
     }
-    const entry: Entry = {
-      seq: Number(ack.seq),
-      prevSeq,
-      kind: EntryKind.MESSAGE,
-      messageId: ack.messageId,
-      clientMessageId: item.clientMessageId,
-      sender: this.userId,
-      at: Number(ack.serverTimeMs),
-      content: item.content,
-      targetSeq: 0,
-      countable: true,
-      changedSeq: 0,
-    };
-    this.#take(conversation, entry, false);
-    this.#settle(conversation);
+    const { clientMessageId, messageId } = ack;
+    const stored = { clientMessageId, messageId, seq: Number(ack.seq), prevSeq, at: Number(ack.serverTimeMs) };
+    this.#do(conversation, timeline.sendAck(Date.now(), stored));
   }
 
   /** A direct conversation got its id. */
@@ -639,8 +639,6 @@ export class Client {
     this.#conversations.delete(key);
     this.#conversations.set(id, conversation);
     for (const item of this.#outbox.rename(key, id)) this.#options.store.put(this.userId, item);
-    for (const entry of this.#orphans.get(id) ?? []) conversation.timeline.applyEntry(entry, Date.now());
-    this.#orphans.delete(id);
     this.#tell("conversations");
   }
 
@@ -668,7 +666,7 @@ export class Client {
     });
     conn.request({ case: "sync", value: sync }, (answer) => {
       if (answer?.kind.case === "syncResult") this.#synced(conn, answer.kind.value);
-      else if (answer) this.#later("sync", retryBaseMs * (1 + this.#options.random()), () => this.#conn && this.#beginSync(this.#conn));
+      else if (answer) this.#later("sync", syncRetryMs * (1 + this.#options.random()), () => this.#conn && this.#beginSync(this.#conn));
       else if (conn === this.#conn || conn === this.#joining) this.#syncing = false;
     });
   }
@@ -679,11 +677,11 @@ export class Client {
     this.#syncToken = result.syncToken;
     if (result.more) return this.#requestSync(conn);
     if (this.#fullIds) this.#forgetOthers(this.#fullIds);
-    this.#syncing = false;
+    this.#syncing = this.#paused = false;
     this.#orphans.clear();
     this.#set({ synced: true });
     this.#tell("conversations");
-    for (const c of this.#conversations.values()) void this.#pull(c);
+    for (const c of this.#conversations.values()) this.#do(c, c.timeline.synced(Date.now()));
     if (this.#syncAgain) this.#syncSoon();
   }
 
@@ -693,20 +691,10 @@ export class Client {
     const conversation = this.#find(state);
     const { timeline } = conversation;
     conversation.describe(state);
-    const asked = this.#cursors.get(id);
-    const shrunk = asked !== undefined && timeline.shrunk(asked, state.headSeq, state.page);
-    if (shrunk) timeline.reset();
-    const before = timeline.have;
-    timeline.begin(state.start, Date.now());
-    if (state.page && !shrunk) {
-      for (const entry of state.page.entries) this.#settleOutbox(entry);
-      timeline.applyPage(state.page, Date.now(), { jump: true });
-    }
-    for (const entry of this.#orphans.get(id) ?? []) timeline.applyEntry(entry, Date.now());
-    timeline.applyState(state.headSeq, state.readSeq, state.unreadCount);
-    this.#observe(conversation, before);
-    this.#ackSoon(conversation);
-    this.#changed(conversation);
+    this.#do(conversation, timeline.state(Date.now(), this.#cursors.get(id), state));
+    const orphans = this.#orphans.get(id);
+    if (orphans) this.#do(conversation, timeline.deliver(Date.now(), orphans));
+    this.#orphans.delete(id);
   }
 
   #find(state: State): Conversation {
@@ -718,6 +706,7 @@ export class Client {
       return draft;
     }
     const conversation = new Conversation(this.userId, state.kind);
+    if (this.#paused) conversation.timeline.disconnected();
     this.#conversations.set(state.conversationId, conversation);
     return conversation;
   }
@@ -743,7 +732,7 @@ export class Client {
     this.#reads.clear();
     this.#ackable.clear();
     for (const conversation of this.#conversations.values()) {
-      conversation.timeline.reset();
+      for (const id of conversation.timeline.resync()) this.#withdrawn(id);
       conversation.receipts.clear();
       conversation.lastMessage = undefined;
       this.#changed(conversation);
@@ -752,69 +741,20 @@ export class Client {
 
   // --- History ---
 
-  /** Reads what is missing above have, one request at a time for a conversation. */
-  async #pull(conversation: Conversation): Promise<void> {
-    const { timeline } = conversation;
-    if (this.#pulling.has(conversation) || this.#syncing || !this.#conn?.online || conversation.id === "") return;
-    const wants = timeline.wants(Date.now());
-    if (!wants) return this.#pullLater(conversation, timeline.wakeAt);
-    this.#pulling.add(conversation);
-    const have = timeline.have;
-    const far = wants.beforeSeq === 0 && timeline.head - have > farBehind;
-    const range = far ? { beforeSeq: 0, backward: true } : { ...wants, backward: false };
-    const page = await this.#history(conversation, range);
-    this.#pulling.delete(conversation);
-    if (page instanceof ImdError) return this.#pullFailed(conversation, page);
-    this.#pullFailures.delete(conversation);
-    if (wants.beforeSeq === 0 && !far && timeline.shrunk(have, Math.max(have, timeline.head), page)) {
-      timeline.reset();
-      return this.#syncSoon();
-    }
-    this.#merge(conversation, page, { jump: far });
-    if (timeline.have > have) void this.#pull(conversation);
-    else if (page.end && wants.beforeSeq === 0) timeline.head = timeline.have;
-  }
-
-  #pullLater(conversation: Conversation, at: number | undefined): void {
-    if (at !== undefined) this.#later(`pull ${conversation.id}`, at - Date.now(), () => void this.#pull(conversation));
-  }
-
-  #pullFailed(conversation: Conversation, error: ImdError): void {
-    if (error.reason === "not_member") return this.#syncSoon();
-    if (!error.retryable) return;
-    const failures = this.#pullFailures.get(conversation) ?? 0;
-    this.#pullFailures.set(conversation, failures + 1);
-    const wait = Math.min(retryCapMs, (error.retryAfterMs || retryBaseMs) * 2 ** Math.min(failures, 10));
-    this.#pullLater(conversation, Date.now() + wait);
-  }
-
-  #merge(conversation: Conversation, page: Page, options: { jump?: boolean; bottom?: boolean }): void {
-    const before = conversation.timeline.have;
-    for (const entry of page.entries) this.#settleOutbox(entry);
-    conversation.timeline.applyPage(page, Date.now(), options);
-    this.#observe(conversation, before);
-    this.#ackSoon(conversation);
-    this.#changed(conversation);
-  }
-
-  #history(
-    conversation: Conversation,
-    range: { afterSeq?: number; beforeSeq?: number; backward: boolean },
-  ): Promise<Page | ImdError> {
-    const gone = new ImdError("unavailable", "not connected");
-    const history = create(HistorySchema, {
+  /** The page asked for; an error if the server refused; undefined if the connection ended before. */
+  #history(conversation: Conversation, request: HistoryRequest): Promise<Page | ImdError | undefined> {
+    const value = create(HistorySchema, {
       conversationId: conversation.id,
-      afterSeq: BigInt(range.afterSeq ?? 0),
-      beforeSeq: BigInt(range.beforeSeq ?? 0),
+      afterSeq: BigInt(request.after),
+      beforeSeq: BigInt(request.before),
       limit: historyLimit,
-      backward: range.backward,
+      backward: request.backward,
     });
     return new Promise((resolve) => {
-      if (!this.#conn?.online) return resolve(gone);
-      this.#conn.request({ case: "history", value: history }, (answer) => {
+      if (!this.#conn?.online) return resolve(undefined);
+      this.#conn.request({ case: "history", value }, (answer) => {
         if (answer?.kind.case === "historyResult" && answer.kind.value.page) resolve(pageOf(answer.kind.value.page));
-        else if (answer?.kind.case === "error") resolve(ImdError.of(answer.kind.value));
-        else resolve(gone);
+        else resolve(answer && ImdError.of(answer.kind.case === "error" ? answer.kind.value : undefined));
       });
     });
   }
@@ -838,7 +778,7 @@ export class Client {
     if (ranges.length === 0) return;
     const value = create(DeliveryAckSchema, {
       ranges: ranges.map((r) =>
-        create(AckRangeSchema, { conversationId: r.conversationId, afterSeq: BigInt(r.afterSeq), seq: BigInt(r.seq) }),
+        create(AckRangeSchema, { conversationId: r.conversationId, afterSeq: BigInt(r.after), seq: BigInt(r.seq) }),
       ),
     });
     this.#conn.write({ case: "ack", value });

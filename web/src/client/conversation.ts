@@ -4,6 +4,9 @@
 import { ConversationKind, type Entry, EntryKind, MemberAction, type Receipt, Role, type State } from "./model.js";
 import { type AckRange, type Item, Timeline } from "./timeline.js";
 
+/** Further behind than this, the newest page is taken and what lies between is a gap. */
+const farBehind = 500;
+
 /** Above this many members nobody sees the receipts of others. */
 export const receiptMembers = 100;
 
@@ -29,7 +32,7 @@ export class Conversation {
   readonly timeline: Timeline;
   /** A page of older entries is being read. */
   loading = false;
-  /** The stretches of gaps that are being read, by the seq before them. */
+  /** The gaps that are being read, by their first seq. */
   readonly loadingGaps = new Set<number>();
   /** The head that the description is of; entries up to it are already in it. */
   #describedTo = 0;
@@ -39,7 +42,7 @@ export class Conversation {
     kind: ConversationKind,
   ) {
     this.kind = kind;
-    this.timeline = new Timeline(self);
+    this.timeline = new Timeline(self, { farBehind });
   }
 
   /** The name of the conversation among those of this client: its id, or "@" and the peer. */
