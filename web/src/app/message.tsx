@@ -1,6 +1,6 @@
 // One message of a timeline.
 
-import { memo } from "preact/compat";
+import { Component, type FunctionComponent, h } from "preact";
 import { useState } from "preact/hooks";
 import type { Entry, LocalMessage, Mark } from "../client/index.js";
 import { Avatar } from "./avatar.js";
@@ -26,7 +26,7 @@ export interface MessageProps {
 }
 
 /** A stored message. */
-export const Message = memo(function Message({ id, entry, mine, joined, named, mark, markTitle }: MessageProps) {
+export const Message = lazily(function Message({ id, entry, mine, joined, named, mark, markTitle }: MessageProps) {
   return (
     <li class={bubbleClass(mine, joined)} data-key={id} data-seq={entry.seq}>
       {named && <span class="message-face">{!joined && <Avatar name={entry.sender || "imd"} size="s" />}</span>}
@@ -134,4 +134,17 @@ function linked(text: string) {
   }
   parts.push(text.slice(at));
   return parts;
+}
+
+/** Draws a component again only when one of its properties is another. */
+function lazily<P extends object>(inner: FunctionComponent<P>): new () => Component<P> {
+  return class extends Component<P> {
+    override shouldComponentUpdate(next: P): boolean {
+      return (Object.keys(next) as (keyof P)[]).some((name) => next[name] !== this.props[name]);
+    }
+
+    override render() {
+      return h(inner, this.props);
+    }
+  };
 }

@@ -46,7 +46,8 @@ export function refresh(): void {
 /** Shows a message for some seconds. */
 export function toast(text: string): void {
   const id = ++lastToast;
-  toasts.value = [...toasts.value.slice(-2), { id, text }];
+  const others = toasts.value.filter((t) => t.text !== text);
+  toasts.value = [...others.slice(-2), { id, text }];
   setTimeout(() => dismiss(id), toastMs);
 }
 
@@ -70,7 +71,9 @@ export function enter(s: Session): void {
       refresh();
     },
     message: announce,
-    failed: (_, error) => toast(`A message was not sent. ${reasonText(error.reason)}`),
+    failed: (conversation, error) => {
+      if (conversation !== selected.value) toast(`A message to ${conversation.title} was not sent. ${reasonText(error.reason)}`);
+    },
   });
   session.value = s;
   s.client.start();

@@ -27,7 +27,7 @@ interface Props {
 export function TimelineView({ session, conversation, jump }: Props) {
   void tick.value;
   const box = useRef<HTMLDivElement>(null);
-  const place = useRef({ atBottom: true, key: "", offset: 0 });
+  const place = useRef<Place>({ atBottom: true, key: "", offset: 0, size: "" });
   const [atBottom, setAtBottom] = useState(true);
   const firstKey = useRef("");
   const [newFrom] = useState(() => (conversation.timeline.unread > 0 ? conversation.timeline.readSeq : -1));
@@ -62,6 +62,7 @@ export function TimelineView({ session, conversation, jump }: Props) {
   };
   const scrolled = () => {
     const element = box.current!;
+    if (sizeOf(element) !== place.current.size) return restorePlace(element, place.current);
     place.current = placeOf(element);
     setAtBottom(place.current.atBottom);
     if (element.scrollTop < olderPx) older();
@@ -240,18 +241,26 @@ interface Place {
   /** The first line in view, and its distance from the top of the view. */
   key: string;
   offset: number;
+  /** The size that this was read at; a scroll event at another size is not the person's. */
+  size: string;
+}
+
+function sizeOf(element: HTMLElement): string {
+  return `${element.clientWidth} ${element.clientHeight} ${element.scrollHeight}`;
 }
 
 function placeOf(element: HTMLElement, atBottom = element.scrollHeight - element.scrollTop - element.clientHeight < nearPx): Place {
   const top = element.getBoundingClientRect().top;
+  const size = sizeOf(element);
   for (const line of element.querySelectorAll<HTMLElement>("[data-key]:not(.gap)")) {
     const rect = line.getBoundingClientRect();
-    if (rect.bottom > top) return { atBottom, key: line.dataset.key!, offset: rect.top - top };
+    if (rect.bottom > top) return { atBottom, key: line.dataset.key!, offset: rect.top - top, size };
   }
-  return { atBottom, key: "", offset: 0 };
+  return { atBottom, key: "", offset: 0, size };
 }
 
 function restorePlace(element: HTMLElement, place: Place): void {
+  place.size = sizeOf(element);
   if (place.atBottom) {
     element.scrollTop = element.scrollHeight;
     return;
