@@ -1,0 +1,165 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/imdhq/imd/pkg/config"
+	"github.com/imdhq/imd/pkg/module"
+)
+
+// app is what every command gets: the program's modules and its surroundings.
+type app struct {
+	specs   []module.Spec
+	environ []string
+	out     io.Writer
+	errOut  io.Writer
+
+	format  format        // -o
+	timeout time.Duration // --timeout
+}
+
+func (a *app) getenv(name string) string {
+	value := ""
+	for _, kv := range a.environ {
+		if len(kv) > len(name) && kv[len(name)] == '=' && kv[:len(name)] == name {
+			value = kv[len(name)+1:]
+		}
+	}
+	return value
+}
+
+func (a *app) printer() printer { return printer{out: a.out, json: a.format == asJSON} }
+
+// Main runs the command line of the process and returns its exit status.
+func Main() int {
+	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
+	return a.run(context.Background(), os.Args[1:])
+}
+
+// run runs one command line.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetOut(a.out)
+	root.SetErr(a.errOut)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var ran *ranError
+	if !errors.As(err, &ran) {
+		f := usagef("%v", err)
+		f.Hint = "see imd --help"
+		f.print(a.errOut, wantsJSON(args))
+		return f.Exit
+	}
+	f := classify(ran.err)
+	f.print(a.errOut, a.format == asJSON)
+	return f.Exit
+}
+
+// ranError marks what a command returned, as opposed to what cobra found wrong
+// with the command line.
+type ranError struct{ err error }
+
+func (r *ranError) Error() string { return r.err.Error() }
+
+// wantsJSON finds -o json in a command line that could not be parsed.
+func wantsJSON(args []string) bool {
+	for i, a := range args {
+		if a == "-o=json" || a == "-ojson" || a == "--output=json" || (a == "-o" || a == "--output") && slices.Contains(args[i+1:], "json") {
+			return true
+		}
+	}
+	return false
+}
+
+func newRoot(a *app) *cobra.Command {
+	a.format = human
+	root := &cobra.Command{
+		Use:   "imd",
+		Short: "A self-hosted instant-messaging server",
+		Long: `imd is an instant-messaging server: one binary whose roles are switched on by a
+flag. Without any other program, imd serve --roles=all is a whole server.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
+5 unavailable, 6 conflict, 78 wrong configuration, 130 interrupted.`,
+		Example:       "  imd dev                                  try it: two demo users, throwaway data\n  imd serve --roles=all                    run a server\n  imd token mint --user alice              make a token for a user",
+		SilenceErrors: true, SilenceUsage: true,
+	}
+	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
+	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
+	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newBench(a), newVersion(a))
+	markRan(root)
+	return root
+}
+
+// markRan wraps what each command does, and makes commands that only hold
+// others refuse arguments they do not know.
+func markRan(c *cobra.Command) {
+	if run := c.RunE; run != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			if err := run(c, args); err != nil {
+				return &ranError{err}
+			}
+			return nil
+		}
+	} else {
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			var names []string
+			for _, sub := range c.Commands() {
+				names = append(names, sub.Name())
+			}
+			hint := ""
+			if n := config.Nearest(args[0], names); n != "" {
+				hint = "; did you mean " + n + "?"
+			}
+			return fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)
+		}
+	}
+	for _, sub := range c.Commands() {
+		markRan(sub)
+	}
+}
+
+// untilSignal is a context that ends at the first SIGINT or SIGTERM. A second
+// one ends the process at once, with status 130. release undoes both.
+func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancel(parent)
+	ch := make(chan os.Signal, 2) // one for each signal that matters
+	done := make(chan struct{})
+	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		select {
+		case s := <-ch:
+			first(s)
+			cancel()
+		case <-done:
+			return
+		}
+		select {
+		case <-ch:
+			os.Exit(exitInterrupted)
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(ch)
+		close(done)
+		cancel()
+	}
+}

@@ -1,0 +1,99 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+)
+
+// headsBatch is how many users one comparison names.
+const headsBatch = 1000
+
+// antiEntropy compares heads with state from time to time, so that a lost last
+// delivery heals without a reconnect, and claims routes that could not be
+// claimed when their sessions began. It returns when ctx is done.
+func (g *Gateway) antiEntropy(ctx context.Context) {
+	version := ""
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		g.reclaim()
+		if v, err := g.compareHeads(ctx, version); err == nil {
+			version = v
+		} else if ctx.Err() == nil {
+			g.Log.Warn("heads were not compared; the next round makes up for it", obs.Err(err))
+		}
+		t.Reset(time.Duration(float64(g.cfg.AntiEntropy.Interval) * jitter()))
+	}
+}
+
+// compareHeads makes one round: heads that changed since version go to the
+// sessions that do not know them. It returns the version for the next round.
+func (g *Gateway) compareHeads(ctx context.Context, version string) (next string, err error) {
+	users := g.hub.online()
+	for first := true; first || len(users) > 0; first = false {
+		n := min(len(users), headsBatch)
+		res, err := g.State.Heads(ctx, &v1.HeadsRequest{UserIds: users[:n], Version: version})
+		if err != nil {
+			return "", err
+		}
+		users = users[n:]
+		if first {
+			next = res.Version // of the earliest answer, so that no change falls between
+			g.resync(res.DataEpoch)
+		}
+		for _, h := range res.Heads {
+			for _, s := range g.hub.of(im.UserID(h.UserId)) {
+				s.compare(h.ConversationId, h.Seq)
+			}
+		}
+	}
+	return next, nil
+}
+
+// resync ends the sessions that began under another data_epoch.
+func (g *Gateway) resync(dataEpoch string) {
+	if dataEpoch == "" {
+		return
+	}
+	for _, s := range g.hub.all() {
+		s.mu.Lock()
+		if s.phase == online && s.dataEpoch != dataEpoch {
+			s.endLocked("resync", endTexts["resync"], 0)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// reclaim claims the routes of sessions that began while the route store was
+// away.
+func (g *Gateway) reclaim() {
+	for _, s := range g.hub.all() {
+		s.mu.Lock()
+		due := s.phase == online && !s.claimed
+		s.mu.Unlock()
+		if !due {
+			continue
+		}
+		claim, err := g.claimRoute(s)
+		if err != nil {
+			return // still away, or refused: the next round asks again
+		}
+		if !s.live() {
+			s.release()
+		}
+		for _, r := range claim.Replaced {
+			g.revoke(r)
+		}
+		g.displace(claim.Superseded, "superseded")
+		g.displace(claim.Replaced, "replaced")
+	}
+}

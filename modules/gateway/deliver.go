@@ -1,0 +1,219 @@
+package gateway
+
+import (
+	"time"
+
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// deliver queues a frame from push on the session; false = it has ended.
+func (s *session) deliver(f *shared) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch s.phase {
+	case online:
+		s.deliverLocked(f)
+		return true
+	case joining:
+		if len(s.early) < maxEarly {
+			s.early = append(s.early, f.kept(s.enc))
+			return true
+		}
+		s.early = append(s.early[:0], headsOf(s.early)...)
+		if len(s.early) >= maxEarly {
+			s.endLocked("busy", "too much happened while the session began", minWait)
+			return true
+		}
+		s.early = append(s.early, &shared{conv: f.conv, seq: f.seq})
+		return true
+	}
+	return false
+}
+
+// kept returns a copy that outlives the call that brought f.
+func (f *shared) kept(enc protocol.Encoding) *shared {
+	if _, err := f.in(enc); err != nil {
+		return &shared{conv: f.conv, seq: f.seq} // no frame: the log has it
+	}
+	c := *f
+	c.frame = nil
+	return &c
+}
+
+// headsOf turns deliveries into one head a conversation.
+func headsOf(list []*shared) []*shared {
+	newest := map[string]int64{}
+	for _, f := range list {
+		if f.seq > 0 {
+			newest[f.conv] = max(newest[f.conv], f.seq)
+		}
+	}
+	out := make([]*shared, 0, len(newest))
+	for conv, seq := range newest {
+		out = append(out, &shared{conv: conv, seq: seq})
+	}
+	return out
+}
+
+// deliverLocked queues a frame, or a head in its place.
+func (s *session) deliverLocked(f *shared) {
+	switch {
+	case f.head():
+		s.headLocked(f.conv, f.seq)
+	case s.pullingLocked():
+		if f.acked {
+			s.headLocked(f.conv, f.seq) // receipts are dropped: newer ones come
+		}
+	default:
+		s.pushLocked(f)
+	}
+}
+
+func (s *session) pushLocked(f *shared) {
+	data, err := f.in(s.enc)
+	if err != nil {
+		s.g.Log.Error("a delivery is no frame", obs.Session(s.id), obs.Err(err))
+		return
+	}
+	if f.acked && !s.seen.delivered(f.conv, f.seq) {
+		return // late or repeated: the client reads it where it belongs
+	}
+	k := kindReceipt
+	if f.acked {
+		k = kindDeliver
+	}
+	if s.q.deliver(outFrame{data: data, kind: k, commitNS: f.commitNS}) {
+		s.endLocked("slow", "too much waits to be read", 0)
+		return
+	}
+	if f.acked {
+		now := time.Now()
+		s.unacked.add(now, f.conv, f.seq, data)
+		s.wakeLocked(s.unacked.next)
+	}
+}
+
+// headLocked queues a hint, unless the client knows.
+func (s *session) headLocked(conv string, seq int64) {
+	s.seen.knows(conv, seq)
+	if s.q.head(conv, seq) {
+		s.endLocked("slow", "too much waits to be read", 0)
+	}
+}
+
+// pullingLocked decides whether deliveries become heads now.
+func (s *session) pullingLocked() bool {
+	fill, window := s.q.fill(), s.g.cfg.WindowEntries
+	switch {
+	case !s.pull && (fill > fullFill || s.unacked.n >= window || s.unacked.bytes >= protocol.DeliveryWindowBytes):
+		s.pull = true
+		s.g.m.pullMode.WithLabelValues("enter").Inc()
+	case s.pull && fill < calmFill && s.unacked.n < window/2 && s.unacked.bytes < protocol.DeliveryWindowBytes/2:
+		s.pull = false
+		s.g.m.pullMode.WithLabelValues("leave").Inc()
+	}
+	return s.pull
+}
+
+// compare tells the client of a head that state knows of, if nothing that was
+// written lately covers it.
+func (s *session) compare(conv string, seq int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase == online && s.seen.get(conv).any < seq {
+		s.g.m.heads.Inc()
+		s.headLocked(conv, seq)
+	}
+}
+
+// ack takes a device's acknowledgement.
+func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
+	for _, r := range a.Ranges {
+		if !validConversation(r.ConversationId) || r.AfterSeq < 0 || r.Seq <= r.AfterSeq {
+			s.reply(errorFrame(id, protocol.NewError("bad_request", "an ack needs a conversation and 0 <= after_seq < seq", 0)))
+			return
+		}
+	}
+	s.mu.Lock()
+	for _, r := range a.Ranges {
+		s.unacked.ack(now, r.ConversationId, r.AfterSeq, r.Seq)
+	}
+	s.mu.Unlock()
+	for _, r := range a.Ranges {
+		s.g.marks.add(mark{r.ConversationId, string(s.user)}, span{r.AfterSeq, r.Seq})
+	}
+}
+
+// wake does what is due. It is called by the wheel and never blocks.
+func (s *session) wake(now time.Time) {
+	s.mu.Lock()
+	s.wakeAt = time.Time{}
+	var out []outRun
+	switch {
+	case s.phase == waiting && !now.Before(s.helloBy):
+		s.endLocked("auth_timeout", "no hello in time", 0)
+	case s.phase == online:
+		out = s.wakeOnline(now)
+	case s.phase == waiting:
+		s.wakeLocked(s.helloBy)
+	}
+	s.mu.Unlock()
+	s.submit(out)
+}
+
+func (s *session) wakeOnline(now time.Time) []outRun {
+	if !now.Before(s.expires) {
+		s.endLocked("token_expired", "the token expired", 0)
+		return nil
+	}
+	var e effects
+	s.runs.expire(now, &e)
+	s.answerLocked(now, &e)
+	s.redeliver(now)
+	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
+	if dead {
+		s.endLocked("idle", "no sign of life", 0)
+		return nil
+	}
+	if ping {
+		s.replyLocked(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Ping{
+			Ping: &clientv1.Ping{IntervalMs: millis(s.beat.interval)}}})
+	}
+	if s.phase == ended {
+		return nil
+	}
+	s.wakeLocked(s.expires)
+	s.wakeLocked(s.beat.next())
+	s.wakeLocked(s.runs.next())
+	s.wakeLocked(s.unacked.next)
+	return e.submit
+}
+
+// redeliver sends what was not acknowledged again, if the client has read what
+// waits for it.
+func (s *session) redeliver(now time.Time) {
+	if s.unacked.n == 0 {
+		return
+	}
+	s.unacked.due(now, s.q.fill() > calmFill, func(_ string, d *delivery) {
+		s.g.m.redelivered.Inc()
+		if s.q.deliver(outFrame{data: d.data, kind: kindDeliver}) {
+			s.endLocked("slow", "too much waits to be read", 0)
+		}
+	})
+}
+
+// wakeLocked asks the wheel for a call of wake at the time at or earlier; a
+// zero time asks for nothing.
+func (s *session) wakeLocked(at time.Time) {
+	if at.IsZero() || s.phase == ended || !s.wakeAt.IsZero() && !at.Before(s.wakeAt) {
+		return
+	}
+	s.wakeAt = at
+	s.g.wheel.wakeBy(&s.timer, at)
+}
+
+// millis is a duration as frames carry it.
+func millis(d time.Duration) uint32 { return uint32(d / time.Millisecond) }

@@ -1,0 +1,41 @@
+// Package gateway is the gateway role: it holds the client sessions of a node.
+//
+// # Role
+//
+// It accepts WebSockets, authenticates them, claims their routes, forwards
+// sends as runs to state, answers reads from state, and delivers what push
+// hands it. accept.go is the way in, session.go what happens then, queue.go
+// the way out.
+//
+// # Invariants
+//
+//   - A send is answered ACK_OK only with what state said was stored; anything
+//     unclear is ACK_RETRY, and every send is answered within two seconds.
+//   - Of one connection and conversation one run is in flight, and after an
+//     ACK_RETRY nothing that was sent later overtakes it (runs.go).
+//   - Who acts is decided by the verified token, never by a frame's contents.
+//   - A session is registered for deliveries before its welcome is written.
+//   - Delivers of a conversation rise in seq on a connection; what does not fit
+//     becomes a head hint, because the log is the truth.
+//   - An idle connection costs one goroutine, its reader; a writer exists only
+//     while something waits. All timers of all sessions are one wheel.
+//   - The session's lock is taken before its queue's and before no other
+//     session's; no lock is held over a call to another role.
+//
+// # Failure
+//
+// State away: sends get ACK_RETRY, requests an error, newcomers busy. Route
+// store away: newcomers are admitted and their routes claimed later, but busy
+// under reject_new. A client that does not read is put into pull mode, then
+// closed. A client that floods is told to wait, then closed. Descriptors at an
+// end: newcomers are refused, and those who are here stay.
+//
+// # Metrics
+//
+// imd_gateway_connections, imd_gateway_handshakes_total,
+// imd_gateway_frames_total, imd_gateway_sessions_closed_total,
+// imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
+// imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,
+// imd_gateway_heads_total, imd_gateway_submit_sends,
+// imd_message_send_seconds, imd_message_deliver_seconds.
+package gateway

@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// shared is one frame for many sessions. Each encoding is made once, when the
+// first session needs it. Not safe for concurrent use.
+type shared struct {
+	conv     string
+	seq      int64 // of the entry or head; 0 = a receipt
+	acked    bool  // a deliver: it waits for the device's ack
+	commitNS int64
+
+	frame []byte // protobuf, as it came
+	made  [2][]byte
+}
+
+func newShared(d *v1.Delivery) *shared {
+	return &shared{conv: d.ConversationId, seq: d.Seq, acked: d.Acked, commitNS: d.CommitNs, frame: d.Frame}
+}
+
+// in returns the frame in an encoding, ready to be queued; an error means that
+// the bytes are no frame.
+func (f *shared) in(enc protocol.Encoding) ([]byte, error) {
+	if f.made[enc] != nil {
+		return f.made[enc], nil
+	}
+	if enc == protocol.Proto {
+		f.made[enc] = protocol.PrefixProto(f.frame)
+		return f.made[enc], nil
+	}
+	var sf clientv1.ServerFrame
+	if err := proto.Unmarshal(f.frame, &sf); err != nil {
+		return nil, err
+	}
+	b, err := protocol.EncodeServer(enc, &sf)
+	if err != nil {
+		return nil, err
+	}
+	f.made[enc] = b
+	return b, nil
+}
+
+// head reports whether the frame is a hint that carries nothing.
+func (f *shared) head() bool { return !f.acked && f.seq > 0 }
+
+// Frames that answer or tell.
+
+func errorFrame(id uint32, e *clientv1.Error) *clientv1.ServerFrame {
+	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Error{Error: e}}
+}
+
+func ackFrame(id uint32, a *clientv1.SendAck) *clientv1.ServerFrame {
+	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_SendAck{SendAck: a}}
+}
+
+func receiptFrame(id uint32, r *clientv1.Receipt) *clientv1.ServerFrame {
+	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Receipt{Receipt: r}}
+}
+
+func byeFrame(id uint32, b *clientv1.Bye) *clientv1.ServerFrame {
+	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Bye{Bye: b}}
+}

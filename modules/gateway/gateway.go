@@ -1,0 +1,288 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+const (
+	headerTimeout = 5 * time.Second
+	bodyTimeout   = 30 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 16 << 10
+	// stopTime is how long Run waits for sessions once it has to return, and
+	// lastCalls for the last acks to reach state.
+	stopTime  = 1300 * time.Millisecond
+	lastCalls = 300 * time.Millisecond
+	// spareFiles is how many descriptors the process needs besides clients'.
+	spareFiles = 200
+)
+
+// verifier checks tokens.
+type verifier interface {
+	Verify(token string, now time.Time) (auth.Claims, error)
+}
+
+// stateClient is what the gateway asks of the state role.
+type stateClient interface {
+	submitClient
+	markClient
+	Sync(context.Context, *v1.SyncRequest) (*v1.SyncResponse, error)
+	History(context.Context, *v1.HistoryRequest) (*v1.HistoryResponse, error)
+	Heads(context.Context, *v1.HeadsRequest) (*v1.HeadsResponse, error)
+}
+
+// directoryClient is what the gateway asks of the directory.
+type directoryClient interface {
+	Admit(context.Context, *v1.AdmitRequest) (*v1.AdmitResponse, error)
+	Revoke(context.Context, *v1.RevokeRequest) (*v1.RevokeResponse, error)
+}
+
+// peerClient is what one gateway asks of another.
+type peerClient interface {
+	Kick(context.Context, *v1.KickRequest) (*v1.KickResponse, error)
+}
+
+// routes is what the gateway asks of the route store.
+type routes interface {
+	Claim(context.Context, store.Route, store.Policy) (store.Claim, error)
+	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
+}
+
+// Deps is what the gateway works with.
+type Deps struct {
+	Node      im.NodeID
+	Log       *zap.Logger
+	Reg       prometheus.Registerer
+	State     stateClient
+	Directory directoryClient
+	Peer      func(im.NodeID) peerClient
+	Routes    func() (routes, error)
+	Verifier  verifier
+	// Public serves everything on the public listener but the sockets; it is
+	// asked for once, at Start. nil = nothing.
+	Public func() http.Handler
+	// Announce publishes the address that was bound.
+	Announce func(name, address string)
+}
+
+// Gateway is the gateway role of one node.
+type Gateway struct {
+	cfg Config
+	Deps
+	m         *metrics
+	policy    store.Policy
+	origins   origins
+	proxies   []netip.Prefix
+	limits    *Limits
+	admission *admission
+	hub       *hub
+	wheel     *wheel
+	marks     *marks
+	submitter *submitter
+	requests  chan struct{} // holds one for each request in work
+
+	ctx      context.Context // of calls; ends with Run
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // every goroutine of sessions
+	gate     sync.Mutex     // guards stopped, and adding to wg from outside
+	stopped  bool
+	draining atomic.Bool    // no newcomers
+	closing  atomic.Bool    // nobody stays
+	serving  atomic.Bool
+
+	ln  net.Listener
+	srv *http.Server
+}
+
+// New makes a gateway from a valid configuration.
+func New(cfg Config, d Deps) (*Gateway, error) {
+	proxies, err := parseProxies(cfg.TrustedProxies)
+	if err != nil {
+		return nil, fmt.Errorf("gateway.trusted_proxies: %w", err)
+	}
+	m := newMetrics(d.Reg)
+	g := &Gateway{
+		cfg: cfg, Deps: d, m: m, policy: cfg.Login.policy(), origins: newOrigins(cfg), proxies: proxies,
+		limits: newLimits(cfg.Limits, time.Now), hub: newHub(), wheel: newWheel(time.Now()),
+		marks:    newMarks(d.State, m, d.Log),
+		requests: make(chan struct{}, maxRequests),
+	}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
+	g.admission = &admission{most: cfg.MaxConnections, mostPending: cfg.MaxUnauthenticated,
+		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
+	return g, nil
+}
+
+// Limits are the rates of this node, for other ways in.
+func (g *Gateway) Limits() *Limits { return g.limits }
+
+// Addr is the address that was bound; nil before Start.
+func (g *Gateway) Addr() net.Addr {
+	if g.ln == nil {
+		return nil
+	}
+	return g.ln.Addr()
+}
+
+// goroutine starts f; Run waits for it. The caller is a goroutine that Run
+// waits for itself, or holds a session that has one.
+func (g *Gateway) goroutine(f func()) { g.wg.Go(f) }
+
+// comeIn counts the caller as one that Run waits for, until it calls g.wg.Done;
+// false = it is too late.
+func (g *Gateway) comeIn() bool {
+	g.gate.Lock()
+	defer g.gate.Unlock()
+	if g.stopped {
+		return false
+	}
+	g.wg.Add(1)
+	return true
+}
+
+// Start takes the client port, so that a port in use fails the start and not
+// the first client.
+func (g *Gateway) Start(ctx context.Context) error {
+	g.raiseFileLimit()
+	if g.origins.all {
+		g.Log.Warn("every web page may connect: gateway.unsafe_allow_all_origins is on")
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("the address %s is in use by another program; stop it or set gateway.listen: %w", g.cfg.Listen, err)
+		}
+		return fmt.Errorf("listen on %s (gateway.listen): %w", g.cfg.Listen, err)
+	}
+	public := http.NotFoundHandler()
+	if g.Public != nil {
+		public = g.Public()
+	}
+	g.ln = ln
+	g.srv = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == protocol.Path {
+				g.upgrade(w, r)
+				return
+			}
+			public.ServeHTTP(w, r)
+		}),
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: bodyTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader, ErrorLog: zap.NewStdLog(g.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
+	}
+	if g.Announce != nil {
+		g.Announce("public", ln.Addr().String())
+	}
+	return nil
+}
+
+// Run serves clients until ctx is done. Sessions that are still open then are
+// closed with code 4000 (drain).
+func (g *Gateway) Run(ctx context.Context) error {
+	defer g.cancel()
+	failed := make(chan error, 1) // the server ends once
+	work, stop := context.WithCancel(context.Background())
+	defer stop()
+	var own sync.WaitGroup
+	own.Go(func() { failed <- g.srv.Serve(g.ln) })
+	own.Go(func() { g.wheel.run(work, (*session).wake) })
+	own.Go(func() { g.marks.run(work) })
+	own.Go(func() { g.antiEntropy(work) })
+	g.serving.Store(true)
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("serve %s: %w", g.cfg.Listen, err)
+	}
+	g.serving.Store(false)
+	g.stop()
+	last, cancel := context.WithTimeout(g.ctx, lastCalls)
+	g.marks.flush(last, nil)
+	cancel()
+	stop()
+	own.Wait()
+	return err
+}
+
+// stop ends all connections and waits for their goroutines.
+func (g *Gateway) stop() {
+	g.draining.Store(true)
+	g.closing.Store(true)
+	g.gate.Lock()
+	g.stopped = true
+	g.gate.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), lastCalls)
+	defer cancel()
+	if g.srv.Shutdown(ctx) != nil { // hijacked connections are ours
+		_ = g.srv.Close()
+	}
+	for _, s := range g.hub.all() {
+		s.end("drain", "the node stops", 0)
+	}
+	done := make(chan struct{})
+	go func() { g.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return
+	case <-time.After(stopTime):
+	}
+	g.cancel() // calls
+	for _, s := range g.hub.all() {
+		_ = s.wire.Conn.Close()
+	}
+	<-done
+}
+
+// Close frees the port if Run never did.
+func (g *Gateway) Close() error {
+	g.cancel()
+	if g.ln == nil {
+		return nil
+	}
+	if err := g.ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// raiseFileLimit lets the process open as many files as it may, and says so if
+// that is too few.
+func (g *Gateway) raiseFileLimit() {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		g.Log.Warn("the limit of open files is not known", obs.Err(err))
+		return
+	}
+	if l.Cur < l.Max {
+		raised := syscall.Rlimit{Cur: l.Max, Max: l.Max}
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised); err == nil {
+			l = raised
+		}
+	}
+	if uint64(g.cfg.MaxConnections)+spareFiles > l.Cur {
+		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
+			zap.Int("max_connections", g.cfg.MaxConnections), zap.Uint64("open_files", l.Cur))
+	}
+}

@@ -1,0 +1,282 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	mrand "math/rand/v2"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// routeTimeout bounds one call to the route store.
+const routeTimeout = time.Second
+
+// defaultClass is the class of a login that names none.
+const defaultClass = im.Desktop
+
+// refusal is why a hello was refused.
+type refusal struct {
+	reason, msg string
+	after       time.Duration
+}
+
+func refuse(reason, format string, args ...any) *refusal {
+	return &refusal{reason: reason, msg: fmt.Sprintf(format, args...)}
+}
+
+// hello begins the session, or ends the connection.
+func (s *session) hello(f *clientv1.ClientFrame) {
+	h := f.GetHello()
+	if h == nil {
+		s.end("bad_frame", "the first frame must be hello", 0)
+		return
+	}
+	s.mu.Lock()
+	if s.phase != waiting {
+		s.mu.Unlock()
+		return
+	}
+	s.phase = joining
+	s.mu.Unlock()
+	level, claims, no := s.identify(h)
+	if no == nil {
+		no = s.join(claims)
+	}
+	if no != nil {
+		s.g.m.handshakes.WithLabelValues("hello_" + no.reason).Inc()
+		s.mu.Lock()
+		s.byeLocked(f.Id, protocol.NewBye(no.reason, no.msg, no.after))
+		s.mu.Unlock()
+		return
+	}
+	s.welcome(f.Id, level, claims)
+}
+
+// identify finds out who says hello.
+func (s *session) identify(h *clientv1.Hello) (level uint32, c auth.Claims, no *refusal) {
+	level, ok := negotiate(h.MinVersion, h.Version)
+	if !ok {
+		return 0, c, refuse("unsupported_version", "this server speaks versions %d to %d", protocol.MinVersion, protocol.Version)
+	}
+	c, no = s.verify(h.Token)
+	if no != nil {
+		return 0, c, no
+	}
+	if c.Device == "" {
+		c.Device = im.DeviceID(h.DeviceId)
+	}
+	if c.Device == "" {
+		c.Device = im.DeviceID(c.Login) // one device a login, for programs that name none
+	}
+	if !protocol.ValidID(string(c.Device)) {
+		return 0, c, refuse("bad_frame", "device_id must be 1 to %d bytes of A-Z a-z 0-9 . _ - @ +", protocol.MaxID)
+	}
+	if c.Class == "" {
+		c.Class = im.Class(h.Class)
+	}
+	if c.Class == "" {
+		c.Class = defaultClass
+	}
+	if !c.Class.Valid() {
+		return 0, c, refuse("bad_frame", "class must be phone, tablet, web, desktop or bot")
+	}
+	if len(h.Client) > protocol.MaxClientName {
+		return 0, c, refuse("bad_frame", "client has at most %d bytes", protocol.MaxClientName)
+	}
+	s.mu.Lock() // the end of a connection that is no session yet reads them too
+	s.user, s.login, s.device, s.class = c.User, c.Login, c.Device, c.Class
+	s.mu.Unlock()
+	return level, c, nil
+}
+
+// negotiate picks the highest level that both sides can do.
+func negotiate(low, high uint32) (level uint32, ok bool) {
+	if low == 0 {
+		low = high
+	}
+	level = min(high, protocol.Version)
+	return level, low <= high && level >= low && level >= protocol.MinVersion
+}
+
+// verify checks the token of hello, or that of the Authorization header.
+func (s *session) verify(token string) (auth.Claims, *refusal) {
+	now := time.Now()
+	if s.claims != nil {
+		if token != "" && token != s.token {
+			return auth.Claims{}, refuse("bad_token", "hello and the Authorization header carry different tokens")
+		}
+		if !now.Before(s.claims.Expires) {
+			return auth.Claims{}, refuse("token_expired", "the token expired")
+		}
+		return *s.claims, nil
+	}
+	c, err := s.g.Verifier.Verify(token, now)
+	if err == nil {
+		return c, nil
+	}
+	reason := im.ReasonName(im.ReasonOf(err))
+	if reason != "token_expired" {
+		reason = "bad_token"
+		s.g.limits.badToken(s.addr)
+	}
+	return c, &refusal{reason: reason, msg: im.Wire(err).Message}
+}
+
+// join admits the login, claims its route and registers the session. The order
+// matters: whoever is admitted after the claim can be found by a revocation,
+// and whoever is registered before the welcome misses nothing.
+func (s *session) join(c auth.Claims) *refusal {
+	if no := s.admit(c); no != nil {
+		return no
+	}
+	claim, no := s.claim()
+	if no != nil {
+		return no
+	}
+	s.g.hub.register(s)
+	if no := s.admit(c); no != nil {
+		// Who was displaced for nothing comes back by itself.
+		s.g.displace(append(claim.Superseded, claim.Replaced...), "busy")
+		return no
+	}
+	for _, r := range claim.Replaced {
+		s.g.revoke(r)
+	}
+	s.g.displace(claim.Superseded, "superseded")
+	s.g.displace(claim.Replaced, "replaced")
+	return nil
+}
+
+// admit asks the directory whether the login may begin a session.
+func (s *session) admit(c auth.Claims) *refusal {
+	var issued int64
+	if !c.IssuedAt.IsZero() {
+		issued = c.IssuedAt.UnixMilli()
+	}
+	res, err := s.g.Directory.Admit(s.g.ctx, &v1.AdmitRequest{
+		UserId: string(s.user), LoginId: string(s.login), IssuedMs: issued})
+	if err != nil {
+		s.g.Log.Warn("a login was not looked up", obs.Session(s.id), obs.Err(err))
+		return &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
+	}
+	if res.RefusedReason != "" {
+		return &refusal{reason: res.RefusedReason, msg: endTexts[res.RefusedReason]}
+	}
+	s.dataEpoch = res.DataEpoch
+	return nil
+}
+
+// claim takes the session's place in the route store. Without a route store
+// newcomers are let in and their places claimed later, unless the policy can
+// refuse them.
+func (s *session) claim() (store.Claim, *refusal) {
+	claim, err := s.g.claimRoute(s)
+	switch {
+	case err == nil:
+		return claim, nil
+	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
+		return claim, refuse("login_refused", "another login has the place")
+	case s.g.policy.Mode == store.RejectNew:
+		return claim, &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
+	}
+	s.g.Log.Warn("a session begins without a route", obs.Session(s.id), obs.Err(err))
+	return store.Claim{}, nil
+}
+
+// claimRoute claims the route of s and notes it.
+func (g *Gateway) claimRoute(s *session) (store.Claim, error) {
+	routes, err := g.Routes()
+	if err != nil {
+		return store.Claim{}, err
+	}
+	ctx, cancel := context.WithTimeout(g.ctx, routeTimeout)
+	defer cancel()
+	claim, err := routes.Claim(ctx, store.Route{User: s.user, Session: s.id, Login: s.login, Device: s.device,
+		Class: s.class, Node: g.Node, Since: time.Now()}, g.policy)
+	if err != nil {
+		return claim, err
+	}
+	s.mu.Lock()
+	s.claimed, s.route = true, claim.Epoch
+	s.mu.Unlock()
+	return claim, nil
+}
+
+// revoke makes the tokens of a replaced login useless.
+func (g *Gateway) revoke(r store.Route) {
+	_, err := g.Directory.Revoke(g.ctx, &v1.RevokeRequest{UserId: string(r.User), LoginId: string(r.Login), Reason: "replaced"})
+	if err != nil {
+		g.Log.Warn("a replaced login was not revoked; its token may come back", obs.User(r.User), obs.Login(r.Login), obs.Err(err))
+	}
+}
+
+// displace ends sessions on whichever node holds them.
+func (g *Gateway) displace(routes []store.Route, reason string) {
+	byNode := map[im.NodeID][]string{}
+	for _, r := range routes {
+		byNode[r.Node] = append(byNode[r.Node], string(r.Session))
+	}
+	for node, ids := range byNode {
+		if _, err := g.Peer(node).Kick(g.ctx, &v1.KickRequest{SessionIds: ids, Reason: reason}); err != nil {
+			g.Log.Warn("displaced sessions were not told", obs.Peer(string(node)), zap.Int("sessions", len(ids)), obs.Err(err))
+		}
+	}
+}
+
+// welcome begins the session: what was delivered meanwhile goes behind it.
+func (s *session) welcome(id, level uint32, c auth.Claims) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != joining {
+		return
+	}
+	now := time.Now()
+	s.phase, s.expires = online, c.Expires
+	s.runs.user, s.runs.session = string(s.user), string(s.id)
+	s.beat.begin(now)
+	s.replyLocked(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Welcome{Welcome: &clientv1.Welcome{
+		Version: level, SessionId: string(s.id), UserId: string(s.user), DeviceId: string(s.device), DataEpoch: s.dataEpoch,
+		ServerTimeMs: now.UnixMilli(), TokenExpireMs: c.Expires.UnixMilli(),
+		PingIntervalMs: millis(s.beat.interval), PongTimeoutMs: millis(s.beat.timeout),
+	}}})
+	for _, f := range s.early {
+		s.deliverLocked(f)
+	}
+	s.early = nil
+	s.wakeLocked(s.expires)
+	s.wakeLocked(s.beat.next())
+	s.g.admission.authenticated(s.addr)
+	s.pending = false
+	s.claims, s.token = nil, ""
+	s.g.m.handshakes.WithLabelValues("ok").Inc()
+}
+
+// endTexts say why a session ended, where the reason alone may puzzle people.
+var endTexts = map[string]string{
+	"replaced":   "signed in on another device",
+	"superseded": "a newer session of this login and device",
+	"kicked":     "ended by the operator",
+	"revoked":    "the login was revoked or the user disabled",
+	"resync":     "the store has another history now",
+}
+
+// newSessionID is random, so that nobody can guess one.
+func newSessionID() im.SessionID {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return im.SessionID(hex.EncodeToString(b[:]))
+}
+
+// jitter is a factor of 0.8 to 1.2.
+func jitter() float64 { return 0.8 + 0.4*mrand.Float64() }

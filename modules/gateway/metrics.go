@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// kind is a frame's kind as the metrics count it.
+type kind uint8
+
+// Kinds of frames, both ways.
+const (
+	kindUnknown kind = iota
+	kindHello
+	kindSend
+	kindAck
+	kindRead
+	kindSync
+	kindHistory
+	kindTyping
+	kindWatchPresence
+	kindRefreshToken
+	kindPong
+	kindWelcome
+	kindSendAck
+	kindDeliver
+	kindReceipt
+	kindSyncResult
+	kindHistoryResult
+	kindRefreshResult
+	kindPing
+	kindHead
+	kindDrain
+	kindBye
+	kindError
+	kinds // how many there are
+)
+
+var kindNames = [kinds]string{"unknown", "hello", "send", "ack", "read", "sync", "history", "typing", "watch_presence",
+	"refresh_token", "pong", "welcome", "send_ack", "deliver", "receipt", "sync_result", "history_result", "refresh_result",
+	"ping", "head", "drain", "bye", "error"}
+
+// kindOfClient is the kind of a frame from a device.
+func kindOfClient(f *clientv1.ClientFrame) kind {
+	switch f.Kind.(type) {
+	case *clientv1.ClientFrame_Hello:
+		return kindHello
+	case *clientv1.ClientFrame_Send:
+		return kindSend
+	case *clientv1.ClientFrame_Ack:
+		return kindAck
+	case *clientv1.ClientFrame_Read:
+		return kindRead
+	case *clientv1.ClientFrame_Sync:
+		return kindSync
+	case *clientv1.ClientFrame_History:
+		return kindHistory
+	case *clientv1.ClientFrame_Typing:
+		return kindTyping
+	case *clientv1.ClientFrame_WatchPresence:
+		return kindWatchPresence
+	case *clientv1.ClientFrame_RefreshToken:
+		return kindRefreshToken
+	case *clientv1.ClientFrame_Pong:
+		return kindPong
+	}
+	return kindUnknown
+}
+
+// kindOfServer is the kind of a frame to a device.
+func kindOfServer(f *clientv1.ServerFrame) kind {
+	switch f.Kind.(type) {
+	case *clientv1.ServerFrame_Welcome:
+		return kindWelcome
+	case *clientv1.ServerFrame_SendAck:
+		return kindSendAck
+	case *clientv1.ServerFrame_Deliver:
+		return kindDeliver
+	case *clientv1.ServerFrame_Receipt:
+		return kindReceipt
+	case *clientv1.ServerFrame_SyncResult:
+		return kindSyncResult
+	case *clientv1.ServerFrame_HistoryResult:
+		return kindHistoryResult
+	case *clientv1.ServerFrame_RefreshResult:
+		return kindRefreshResult
+	case *clientv1.ServerFrame_Ping:
+		return kindPing
+	case *clientv1.ServerFrame_Head:
+		return kindHead
+	case *clientv1.ServerFrame_Drain:
+		return kindDrain
+	case *clientv1.ServerFrame_Bye:
+		return kindBye
+	case *clientv1.ServerFrame_Error:
+		return kindError
+	}
+	return kindUnknown
+}
+
+// metrics are the gateway's own. No label takes a value that a client can
+// choose.
+type metrics struct {
+	connections prometheus.Gauge
+	handshakes  *prometheus.CounterVec // label: result
+	in, out     [kinds]prometheus.Counter
+	closed      *prometheus.CounterVec // label: reason
+	pullMode    *prometheus.CounterVec // label: change (enter, leave)
+	redelivered prometheus.Counter
+	limited     *prometheus.CounterVec // label: what (send, request)
+	marksLost   prometheus.Counter
+	heads       prometheus.Counter
+	submitSends prometheus.Histogram
+	send        prometheus.Histogram
+	deliver     prometheus.Histogram
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	const ns, sub = "imd", "gateway"
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help})
+	}
+	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help}, labels)
+	}
+	seconds := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: "message", Name: name, Help: help,
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}})
+	}
+	m := &metrics{
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections",
+			Help: "Client connections open on this node now, authenticated or not."}),
+		handshakes:  vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
+		closed:      vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
+		pullMode:    vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
+		redelivered: counter("redeliveries_total", "Entries delivered again for want of an ack."),
+		limited:     vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
+		marksLost:   counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
+		heads:       counter("heads_total", "Head hints after the comparison with state."),
+		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
+			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
+		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
+		deliver: seconds("deliver_seconds", "From the commit of an entry to its frame being written to a device."),
+	}
+	frames := vec("frames_total", "Frames read from and written to clients.", "direction", "kind")
+	for k := range kinds {
+		if k <= kindPong {
+			m.in[k] = frames.WithLabelValues("in", kindNames[k])
+		}
+		if k > kindPong || k == kindUnknown {
+			m.out[k] = frames.WithLabelValues("out", kindNames[k])
+		}
+	}
+	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+		m.heads, m.submitSends, m.send, m.deliver)
+	return m
+}

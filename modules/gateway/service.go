@@ -1,0 +1,52 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/imdhq/imd/pkg/im"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// service is GatewayService, what other roles ask of this one.
+type service struct{ g *Gateway }
+
+// Deliver queues frames on sessions, in order, and never waits for a client.
+func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.DeliverResponse, error) {
+	res := &v1.DeliverResponse{}
+	var found []*session
+	for _, d := range req.Deliveries {
+		f := newShared(d)
+		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
+		for _, x := range found {
+			if !x.deliver(f) {
+				res.NotHere = append(res.NotHere, string(x.id))
+			}
+		}
+	}
+	return res, nil
+}
+
+// Kick ends sessions. A reason without a close code counts as kicked.
+func (s service) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse, error) {
+	reason := req.Reason
+	if protocol.CloseCode(reason) == 0 {
+		reason = "kicked"
+	}
+	var found []*session
+	if len(req.SessionIds) > 0 {
+		found, _ = s.g.hub.find(req.SessionIds, nil, nil)
+	} else {
+		found = s.g.hub.of(im.UserID(req.UserId))
+	}
+	res := &v1.KickResponse{}
+	for _, x := range found {
+		if req.LoginId != "" && string(x.login) != req.LoginId || req.UserId != "" && string(x.user) != req.UserId {
+			continue
+		}
+		if x.end(reason, endTexts[reason], 0) {
+			res.Ended++
+		}
+	}
+	return res, nil
+}

@@ -1,0 +1,459 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/rate"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// phase is where a connection stands. It only rises.
+//
+//	waiting --hello--> joining --welcome--> online
+//	   any of them --bye, error, socket gone--> ended
+type phase uint8
+
+const (
+	waiting phase = iota // no hello yet
+	joining              // its hello is being looked at; deliveries are kept
+	online
+	ended
+)
+
+const (
+	// maxEarly is how many deliveries are kept until the welcome; then they
+	// become heads.
+	maxEarly = 256
+	// fullFill is how full a queue may be before reading requests stops and
+	// deliveries become heads; calmFill is where deliveries begin again.
+	fullFill = 0.75
+	calmFill = 0.25
+)
+
+// errEnded ends the handling of an envelope whose session has ended.
+var errEnded = errors.New("the session has ended")
+
+// session is one connection, from the upgrade on. Its goroutine reads; others
+// deliver to it, answer it and wake it.
+type session struct {
+	g      *Gateway
+	wire   *wire
+	ws     *websocket.Conn
+	enc    protocol.Encoding
+	addr   netip.Addr
+	token  string       // of the Authorization header; "" = none
+	claims *auth.Claims // of that token
+	id     im.SessionID
+	q      queue
+	timer  timer
+	done   chan struct{} // closed when the session ends
+	resume chan struct{} // holds one: something was answered or written
+
+	// The reader's own.
+	bucket  rate.Bucket
+	over    overload
+	pending bool // counted as not authenticated
+
+	// Set by the reader before the session is registered; read only after.
+	user      im.UserID
+	login     im.LoginID
+	device    im.DeviceID
+	class     im.Class
+	dataEpoch string
+
+	stalled atomic.Bool // the reader waits for answers to leave
+
+	mu       sync.Mutex
+	phase    phase
+	helloBy  time.Time
+	expires  time.Time
+	route    uint64 // route epoch of the claim
+	claimed  bool
+	early    []*shared // deliveries before the welcome
+	runs     runs
+	requests int // without an answer, other than sends
+	unacked  pending
+	seen     seen
+	beat     heartbeat
+	pull     bool
+	wakeAt   time.Time // what the wheel was asked for; zero = nothing
+}
+
+// newSession makes the session of a connection that is about to be upgraded.
+func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *session {
+	s := &session{
+		g: g, wire: w, enc: enc, addr: addr, id: newSessionID(),
+		done: make(chan struct{}), resume: make(chan struct{}, 1),
+		beat:    heartbeat{interval: g.cfg.PingInterval, timeout: g.cfg.PongTimeout},
+		unacked: pending{first: g.cfg.RedeliverAfter, jitter: jitter},
+	}
+	s.timer.session = s
+	s.q = queue{
+		cfg:  queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
+		conn: w, m: g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
+	}
+	w.control = s.q.control
+	return s
+}
+
+// serve reads until the connection ends, then frees everything.
+func (s *session) serve() {
+	s.mu.Lock()
+	now := time.Now()
+	s.helloBy = now.Add(s.g.cfg.HelloTimeout)
+	s.wakeLocked(s.helloBy)
+	s.mu.Unlock()
+	s.free(s.read())
+}
+
+// read takes messages until the socket ends. After the session's end it only
+// waits for the client to close.
+func (s *session) read() error {
+	want := websocket.MessageBinary
+	if s.enc == protocol.JSON {
+		want = websocket.MessageText
+	}
+	for {
+		// Without a context that can end: the library would start something for
+		// each read. The wheel watches the time.
+		typ, r, err := s.ws.Reader(context.Background())
+		if err != nil {
+			return err
+		}
+		if !s.live() {
+			_, err = io.Copy(io.Discard, r)
+		} else if typ != want {
+			s.closeWith("wrong_type", protocol.CloseWrongType, "this subprotocol has messages of the other type")
+			_, err = io.Copy(io.Discard, r)
+		} else {
+			err = s.message(r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// live reports whether the session has not ended.
+func (s *session) live() bool {
+	select {
+	case <-s.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// message reads one envelope and handles its frames in order. It returns
+// errors of the socket only.
+func (s *session) message(r io.Reader) error {
+	buf := buffers.Get().(*[]byte)
+	data, err := readAll(r, (*buf)[:0])
+	*buf = data[:0]
+	if cap(data) <= 2*protocol.MaxTextEnvelope {
+		defer buffers.Put(buf) // decoded frames share no memory with it
+	}
+	if err != nil {
+		return err
+	}
+	err = protocol.DecodeClientEnvelope(s.enc, data, protocol.ServerLimits(s.enc), s.frame)
+	if fe := protocol.AsFrameError(err); fe != nil {
+		switch fe.Fault {
+		case protocol.BadText:
+			s.closeWith("bad_text", protocol.CloseBadText, "not UTF-8")
+		case protocol.TooLarge:
+			s.closeWith("too_large", protocol.CloseTooBig, "message too large")
+		default:
+			s.end("bad_frame", fe.Detail, 0)
+		}
+	}
+	return nil
+}
+
+// readAll is io.ReadAll into a buffer that is there already.
+func readAll(r io.Reader, buf []byte) ([]byte, error) {
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}
+
+// frame handles one frame. An error ends the envelope.
+func (s *session) frame(f *clientv1.ClientFrame) error {
+	s.g.m.in[kindOfClient(f)].Inc()
+	if !s.live() {
+		return errEnded
+	}
+	if s.phaseNow() == waiting {
+		s.hello(f)
+		return nil
+	}
+	if !s.waitForRoom(takesRoom(f)) {
+		return errEnded
+	}
+	now := time.Now()
+	ok, wait := s.g.limits.frame(now, &s.bucket)
+	if !ok {
+		s.refused(now)
+	}
+	switch k := f.Kind.(type) {
+	case *clientv1.ClientFrame_Send:
+		s.send(now, f.Id, k.Send, ok, wait)
+	case *clientv1.ClientFrame_Ack:
+		s.ack(now, f.Id, k.Ack)
+	case *clientv1.ClientFrame_Pong:
+	case *clientv1.ClientFrame_Hello:
+		s.end("bad_frame", "a second hello", 0)
+	default:
+		if !ok {
+			s.g.m.limited.WithLabelValues("request").Inc()
+			s.reply(errorFrame(f.Id, protocol.NewError("rate_limited", "", wait)))
+			return nil
+		}
+		s.request(f)
+	}
+	return nil
+}
+
+func (s *session) phaseNow() phase {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase
+}
+
+// takesRoom reports whether the answer to a frame may be long.
+func takesRoom(f *clientv1.ClientFrame) bool {
+	switch f.Kind.(type) {
+	case *clientv1.ClientFrame_Sync, *clientv1.ClientFrame_History:
+		return true
+	}
+	return false
+}
+
+// waitForRoom stops the reader while too much waits for an answer, or, before
+// a frame with a long answer, for being written. false = the session ended.
+func (s *session) waitForRoom(long bool) bool {
+	for s.crowded(long) {
+		s.stalled.Store(true)
+		select {
+		case <-s.resume:
+		case <-s.done:
+			return false
+		}
+	}
+	if s.stalled.Load() {
+		s.wire.lastByte.Store(time.Now().UnixNano()) // we were silent, not the client
+		s.stalled.Store(false)
+	}
+	return true
+}
+
+func (s *session) crowded(long bool) bool {
+	s.mu.Lock()
+	full := s.runs.unanswered >= protocol.ServerSendWindow || s.requests >= protocol.ServerRequestWindow
+	s.mu.Unlock()
+	if !full && long {
+		s.q.askRoom() // before the look, so that no write goes unnoticed between
+		full = s.q.fill() > fullFill
+	}
+	return full
+}
+
+// look lets a reader that waits for room look again.
+func (s *session) look() {
+	select {
+	case s.resume <- struct{}{}:
+	default:
+	}
+}
+
+// refused notes that a frame was above a rate, and ends who does not stop.
+func (s *session) refused(now time.Time) {
+	if s.over.refused(now) {
+		s.end("rate_limited", "above the rates for 10 s", minWait)
+	}
+}
+
+// reply queues a frame that the client waits for.
+func (s *session) reply(f *clientv1.ServerFrame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replyLocked(f)
+}
+
+func (s *session) replyLocked(f *clientv1.ServerFrame) {
+	if s.phase == ended {
+		return
+	}
+	data, err := protocol.EncodeServer(s.enc, f)
+	if err != nil { // text that is no UTF-8 never gets this far
+		s.g.Log.Error("a frame cannot be encoded", obs.Session(s.id), obs.Err(err))
+		s.endLocked("internal", "", 0)
+		return
+	}
+	if s.q.answer(outFrame{data: data, kind: kindOfServer(f)}) {
+		s.endLocked("slow", "too much waits to be read", 0)
+	}
+}
+
+// end ends the session with a bye. Only the first end counts; it reports
+// whether this was it.
+func (s *session) end(reason, msg string, retryAfter time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.endLocked(reason, msg, retryAfter)
+}
+
+func (s *session) endLocked(reason, msg string, retryAfter time.Duration) bool {
+	return s.byeLocked(0, protocol.NewBye(reason, msg, retryAfter))
+}
+
+// byeLocked ends the session with a bye that answers the frame id.
+func (s *session) byeLocked(id uint32, bye *clientv1.Bye) bool {
+	if s.phase == ended {
+		return false
+	}
+	data, err := protocol.EncodeServer(s.enc, byeFrame(id, bye))
+	if err != nil {
+		data = nil
+	}
+	s.endedLocked(bye.Reason)
+	s.q.end(data, int(bye.CloseCode), bye.Reason, purges[bye.Reason])
+	return true
+}
+
+// purges names the ends at which nothing that waits is written any more.
+var purges = map[string]bool{
+	"slow": true, "kicked": true, "revoked": true, "replaced": true, "token_expired": true, "resync": true, "rate_limited": true,
+}
+
+// closeWith ends the session with a standard close code and no bye. reason is
+// for the metrics.
+func (s *session) closeWith(reason string, code int, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != ended {
+		s.endedLocked(reason)
+		s.q.end(nil, code, text, false)
+	}
+}
+
+func (s *session) endedLocked(reason string) {
+	s.phase = ended
+	close(s.done)
+	s.g.m.closed.WithLabelValues(reason).Inc()
+	if ce := s.g.Log.Check(zap.DebugLevel, "session ended"); ce != nil {
+		ce.Write(obs.Session(s.id), obs.User(s.user), zap.String("reason", reason))
+	}
+}
+
+// writeFailed is called when the socket took no more.
+func (s *session) writeFailed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase == ended {
+		return
+	}
+	reason := "lost"
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+		reason = "slow"
+	}
+	s.endedLocked(reason)
+}
+
+// free gives back everything that the connection held. cause is why reading
+// ended.
+func (s *session) free(cause error) {
+	s.mu.Lock()
+	if s.phase != ended {
+		s.endedLocked(lossOf(cause))
+	}
+	s.early, s.runs.convs, s.unacked.convs = nil, nil, nil
+	s.mu.Unlock()
+	s.g.wheel.remove(&s.timer)
+	s.g.hub.remove(s)
+	s.release()
+	// A close frame only goes if none went before; a dead socket takes none.
+	<-s.q.end(nil, protocol.CloseProtocolError, "protocol error", true)
+	if lingers(cause) {
+		s.linger()
+	}
+	_ = s.wire.Conn.Close()
+	_ = s.ws.CloseNow()
+	s.g.admission.leave(s.addr, s.pending)
+	s.g.m.connections.Dec()
+}
+
+// lossOf names how a connection ended that the server did not end.
+func lossOf(cause error) string {
+	switch {
+	case websocket.CloseStatus(cause) != -1:
+		return "client"
+	case errors.Is(cause, websocket.ErrMessageTooBig):
+		return "too_large"
+	case lingers(cause):
+		return "protocol_error"
+	}
+	return "lost"
+}
+
+// lingers reports whether the client may still be writing, so that closing at
+// once would make its side drop what we wrote last.
+func lingers(cause error) bool {
+	var ne net.Error
+	return cause != nil && websocket.CloseStatus(cause) == -1 && !errors.Is(cause, io.EOF) &&
+		!errors.Is(cause, net.ErrClosed) && !errors.As(cause, &ne)
+}
+
+// linger reads away what still comes, for closeWait at most.
+func (s *session) linger() {
+	c := s.wire.Conn
+	if hc, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = hc.CloseWrite()
+	}
+	_ = c.SetReadDeadline(time.Now().Add(closeWait))
+	_, _ = io.Copy(io.Discard, c)
+}
+
+// release gives the route back.
+func (s *session) release() {
+	s.mu.Lock()
+	claimed, epoch := s.claimed, s.route
+	s.claimed = false
+	s.mu.Unlock()
+	if !claimed {
+		return
+	}
+	routes, err := s.g.Routes()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), routeTimeout)
+		defer cancel()
+		_, err = routes.Release(ctx, s.user, s.id, epoch)
+	}
+	if err != nil {
+		s.g.Log.Warn("a route was not released; it goes with its node", obs.Session(s.id), obs.Err(err))
+	}
+}

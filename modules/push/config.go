@@ -1,0 +1,29 @@
+package push
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Config is read once, at start.
+type Config struct {
+	// Workers is how many conversations are fanned out at once.
+	Workers int `mapstructure:"workers" doc:"Conversations fanned out at the same time. 1 to 64."`
+	// Queue is how many items may wait.
+	Queue int `mapstructure:"queue" doc:"Items that may wait for their fan-out before state is told to wait. 100 to 1000000."`
+}
+
+// DefaultConfig is what an empty file means.
+func DefaultConfig() Config { return Config{Workers: 4, Queue: 20_000} }
+
+// Validate reports every problem at once, each with its key.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Workers < 1 || c.Workers > 64 {
+		errs = append(errs, fmt.Errorf("push.workers: %d is not within 1 and 64", c.Workers))
+	}
+	if c.Queue < 100 || c.Queue > 1_000_000 {
+		errs = append(errs, fmt.Errorf("push.queue: %d is not within 100 and 1000000", c.Queue))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,31 @@
+// Package push is the push role: it turns what happened in a conversation into
+// deliveries on the gateways that hold its members' sessions.
+//
+// # Role
+//
+// State hands over committed entries, receipts and heads with Fanout. Push
+// finds who is a member (a cache by membership version, filled from state),
+// where their sessions are (the route store), encodes the frame once and gives
+// each gateway one Deliver call with everything that waits for it.
+//
+// # Invariants
+//
+//   - One fan-out per conversation is in flight, and one Deliver per (shard,
+//     gateway): deliveries of a conversation leave in the order of Fanout.
+//   - A member gets entries above its start only; who was removed by an entry
+//     still gets that entry.
+//   - Nothing here is the truth: what is dropped is found again by the client's
+//     cursor or the gateways' comparison of heads.
+//
+// # Failure
+//
+// Full queue: Fanout answers busy and state keeps the item for a while. State or
+// the route store away: three tries, then the item is dropped and counted. A
+// gateway away: two tries, then its deliveries are dropped and counted; other
+// gateways do not wait for it.
+//
+// # Metrics
+//
+// imd_push_items_total, imd_push_deliveries_total, imd_push_dropped_total,
+// imd_push_queue_items, imd_push_member_loads_total, imd_push_not_here_total.
+package push

@@ -1,0 +1,124 @@
+package push
+
+import (
+	"container/list"
+	"context"
+	"sync"
+
+	"github.com/imdhq/imd/pkg/im"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+)
+
+// Bounds of the member cache.
+const (
+	// maxCachedMembers is how many members of all conversations are kept.
+	maxCachedMembers = 500_000
+	// memberPage is how many members one call asks for.
+	memberPage = 1000
+)
+
+// memberList is the membership of a conversation at one version. Read only.
+type memberList struct {
+	version int64
+	users   []im.UserID
+	starts  []int64 // of the user at the same index: it sees entries above
+}
+
+// memberCache keeps the lists of recently used conversations. A list serves
+// every item whose version it has reached: members who came later are held back
+// by their start. Safe for concurrent use; a conversation is loaded by one
+// worker at a time because only one has it.
+type memberCache struct {
+	state stateClient
+	m     *metrics
+
+	mu    sync.Mutex
+	byID  map[string]*list.Element // of *cached
+	order *list.List               // front = used last
+	total int
+}
+
+type cached struct {
+	conv string
+	list *memberList
+}
+
+func newMemberCache(state stateClient, m *metrics) *memberCache {
+	return &memberCache{state: state, m: m, byID: map[string]*list.Element{}, order: list.New()}
+}
+
+// at returns a list that has reached version.
+func (c *memberCache) at(ctx context.Context, conv string, version int64) (*memberList, error) {
+	if l := c.get(conv); l != nil && l.version >= version {
+		return l, nil
+	}
+	l, err := c.load(ctx, conv)
+	if err != nil {
+		return nil, err
+	}
+	c.put(conv, l)
+	return l, nil
+}
+
+func (c *memberCache) get(conv string) *memberList {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.byID[conv]
+	if e == nil {
+		return nil
+	}
+	c.order.MoveToFront(e)
+	return e.Value.(*cached).list
+}
+
+func (c *memberCache) put(conv string, l *memberList) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.byID[conv]; e != nil {
+		c.remove(e)
+	}
+	c.byID[conv] = c.order.PushFront(&cached{conv, l})
+	c.total += cost(l)
+	for c.total > maxCachedMembers && c.order.Len() > 1 {
+		c.remove(c.order.Back())
+	}
+}
+
+func (c *memberCache) remove(e *list.Element) {
+	v := c.order.Remove(e).(*cached)
+	delete(c.byID, v.conv)
+	c.total -= cost(v.list)
+}
+
+// cost is what a list counts against the bound; an empty one counts too.
+func cost(l *memberList) int { return len(l.users) + 8 }
+
+// load reads all pages. A change between two pages makes it begin again.
+func (c *memberCache) load(ctx context.Context, conv string) (*memberList, error) {
+	c.m.memberLoads.Inc()
+	l := &memberList{version: -1}
+	after := ""
+	for {
+		page, err := c.state.Members(ctx, &v1.MembersRequest{ConversationId: conv, AfterUserId: after, Limit: memberPage})
+		if err != nil {
+			return nil, err
+		}
+		if l.version != page.MemberVersion {
+			if l.version >= 0 {
+				l, after = &memberList{version: -1}, ""
+				continue
+			}
+			l.version = page.MemberVersion
+			l.users = make([]im.UserID, 0, page.MemberCount)
+			l.starts = make([]int64, 0, page.MemberCount)
+		}
+		for _, m := range page.Members {
+			l.users = append(l.users, im.UserID(m.UserId))
+			l.starts = append(l.starts, m.Start)
+			after = m.UserId
+		}
+		if page.End || len(page.Members) == 0 {
+			return l, nil
+		}
+	}
+}

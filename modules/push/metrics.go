@@ -1,0 +1,32 @@
+package push
+
+import "github.com/prometheus/client_golang/prometheus"
+
+type metrics struct {
+	items       *prometheus.CounterVec // label: kind (entry, receipt, head)
+	deliveries  prometheus.Counter
+	dropped     *prometheus.CounterVec // label: cause (members, routes, gateway, stopped)
+	queued      prometheus.Gauge
+	memberLoads prometheus.Counter
+	notHere     prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	const ns, sub = "imd", "push"
+	m := &metrics{
+		items: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "items_total",
+			Help: "Things fanned out."}, []string{"kind"}),
+		deliveries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "deliveries_total",
+			Help: "Frames handed to gateways, one per session."}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "dropped_total",
+			Help: "Items or deliveries given up; clients find them by their cursor."}, []string{"cause"}),
+		queued: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "queue_items",
+			Help: "Items that wait for their fan-out."}),
+		memberLoads: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "member_loads_total",
+			Help: "Member lists read from state."}),
+		notHere: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "not_here_total",
+			Help: "Deliveries for sessions that their gateway does not hold any more."}),
+	}
+	reg.MustRegister(m.items, m.deliveries, m.dropped, m.queued, m.memberLoads, m.notHere)
+	return m
+}

@@ -1,0 +1,297 @@
+package push
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world answers for state, the route store and the gateways.
+type world struct {
+	mu      sync.Mutex
+	members map[string]*v1.MembersResponse
+	loads   int
+	routes  map[im.UserID][]store.Route
+	got     map[im.NodeID][]*v1.Delivery
+	calls   int
+	hang    map[im.NodeID]chan struct{}
+	failing int // Members calls that still fail
+}
+
+func (w *world) Members(_ context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.loads++
+	if w.failing > 0 {
+		w.failing--
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "t", "away")
+	}
+	all := w.members[r.ConversationId]
+	page := proto.Clone(all).(*v1.MembersResponse)
+	page.Members = slices.DeleteFunc(page.Members, func(m *v1.Member) bool { return m.UserId <= r.AfterUserId })
+	page.End = len(page.Members) <= int(r.Limit)
+	page.Members = page.Members[:min(len(page.Members), int(r.Limit))]
+	return page, nil
+}
+
+func (w *world) Lookup(_ context.Context, users []im.UserID) (out []store.Route, _ error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, u := range users {
+		out = append(out, w.routes[u]...)
+	}
+	return out, nil
+}
+
+type gate struct {
+	w    *world
+	node im.NodeID
+}
+
+func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverResponse, error) {
+	if c := g.w.hang[g.node]; c != nil {
+		<-c
+	}
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	g.w.calls++
+	g.w.got[g.node] = append(g.w.got[g.node], r.Deliveries...)
+	return &v1.DeliverResponse{}, nil
+}
+
+func newWorld() *world {
+	return &world{members: map[string]*v1.MembersResponse{}, routes: map[im.UserID][]store.Route{},
+		got: map[im.NodeID][]*v1.Delivery{}, hang: map[im.NodeID]chan struct{}{}}
+}
+
+func (w *world) join(conv string, version int64, users ...string) {
+	r := &v1.MembersResponse{MemberVersion: version, MemberCount: int32(len(users))}
+	slices.Sort(users)
+	for _, u := range users {
+		r.Members = append(r.Members, &v1.Member{UserId: u})
+	}
+	w.members[conv] = r
+}
+
+func (w *world) online(user string, node im.NodeID, session string) {
+	w.routes[im.UserID(user)] = append(w.routes[im.UserID(user)], store.Route{User: im.UserID(user), Node: node, Session: im.SessionID(session)})
+}
+
+// run fans items out inside a bubble of time and stops when all has left.
+func (w *world) run(t *testing.T, cfg Config, do func(p *Push)) {
+	t.Helper()
+	p := New(cfg, Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), State: w,
+		Gateway: func(n nodeID) gatewayClient { return gate{w, n} },
+		Routes:  func() (routes, error) { return w, nil }})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = p.Run(ctx) })
+	do(p)
+	dctx, dcancel := context.WithTimeout(context.Background(), time.Minute)
+	_ = p.Drain(dctx)
+	dcancel()
+	cancel()
+	wg.Wait()
+}
+
+func entry(conv string, seq int64) *v1.FanoutItem {
+	return &v1.FanoutItem{ConversationId: conv, MemberVersion: 1,
+		What: &v1.FanoutItem_Entry{Entry: &clientv1.Entry{Seq: seq, PrevSeq: seq - 1}}}
+}
+
+func put(t *testing.T, p *Push, items ...*v1.FanoutItem) {
+	t.Helper()
+	if _, err := p.Fanout(context.Background(), &v1.FanoutRequest{Items: items}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEveryConversationLeavesInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		for c := range 20 {
+			w.join(fmt.Sprint("g_", c), 1, "ann", "bob")
+		}
+		w.online("ann", "n1", "s1")
+		w.online("bob", "n2", "s2")
+		w.run(t, DefaultConfig(), func(p *Push) {
+			for seq := range int64(300) {
+				for c := range 20 {
+					put(t, p, entry(fmt.Sprint("g_", c), seq+1))
+				}
+			}
+		})
+		for _, n := range []im.NodeID{"n1", "n2"} {
+			last := map[string]int64{}
+			for _, d := range w.got[n] {
+				if d.Seq != last[d.ConversationId]+1 {
+					t.Fatalf("%s: %s has %d after %d", n, d.ConversationId, d.Seq, last[d.ConversationId])
+				}
+				last[d.ConversationId] = d.Seq
+			}
+			if len(w.got[n]) != 6000 {
+				t.Errorf("%s got %d deliveries, want 6000", n, len(w.got[n]))
+			}
+		}
+		if w.loads != 20 {
+			t.Errorf("%d member loads, want one a conversation", w.loads)
+		}
+	})
+}
+
+func TestWhoGetsAnItem(t *testing.T) {
+	newcomer := func(w *world) { w.members["g_1"].Members[1].Start = 10 }
+	tests := []struct {
+		name  string
+		setup func(*world)
+		item  *v1.FanoutItem
+		want  []string
+	}{
+		{name: "all members, the sender's other session too", item: &v1.FanoutItem{ExcludeSession: "a1"}, want: []string{"a2", "b1", "c1"}},
+		{name: "a newcomer gets nothing from before", setup: newcomer, want: []string{"a1", "a2", "c1"}},
+		{name: "who was removed by it", item: &v1.FanoutItem{AlsoUserIds: []string{"dan"}}, want: []string{"a1", "a2", "b1", "c1", "d1"}},
+		{name: "only the named", item: &v1.FanoutItem{OnlyUserIds: []string{"ann"}, ExcludeSession: "a2"}, want: []string{"a1"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.join("g_1", 1, "ann", "bob", "carl")
+				for s, u := range map[string]string{"a1": "ann", "a2": "ann", "b1": "bob", "c1": "carl", "d1": "dan"} {
+					w.online(u, "n1", s)
+				}
+				if tt.setup != nil {
+					tt.setup(w)
+				}
+				it := entry("g_1", 5)
+				if tt.item != nil {
+					it.ExcludeSession, it.AlsoUserIds, it.OnlyUserIds = tt.item.ExcludeSession, tt.item.AlsoUserIds, tt.item.OnlyUserIds
+				}
+				w.run(t, DefaultConfig(), func(p *Push) { put(t, p, it) })
+				var got []string
+				for _, d := range w.got["n1"] {
+					got = append(got, d.SessionIds...)
+				}
+				slices.Sort(got)
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("went to %v, want %v", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestAChangedMembershipIsReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "ann")
+		w.online("ann", "n1", "a1")
+		w.online("bob", "n1", "b1")
+		w.run(t, DefaultConfig(), func(p *Push) {
+			put(t, p, entry("g_1", 1))
+			synctest.Wait()
+			w.mu.Lock()
+			w.join("g_1", 2, "ann", "bob")
+			w.mu.Unlock()
+			it := entry("g_1", 2)
+			it.MemberVersion = 2
+			put(t, p, it)
+		})
+		if last := w.got["n1"][len(w.got["n1"])-1]; len(last.SessionIds) != 2 {
+			t.Errorf("the second entry went to %v, want both", last.SessionIds)
+		}
+	})
+}
+
+func TestAGroupOfThousandsIsReadInPagesAndLeavesInChunks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		var users []string
+		for i := range 2500 {
+			u := fmt.Sprintf("u%05d", i)
+			users = append(users, u)
+			w.online(u, "n1", "s-"+u)
+		}
+		w.join("g_1", 1, users...)
+		w.run(t, DefaultConfig(), func(p *Push) { put(t, p, entry("g_1", 1)) })
+		total := 0
+		for _, d := range w.got["n1"] {
+			if len(d.SessionIds) > chunk {
+				t.Errorf("a delivery names %d sessions", len(d.SessionIds))
+			}
+			total += len(d.SessionIds)
+		}
+		if total != 2500 || w.loads != 3 {
+			t.Errorf("%d sessions in %d loads, want 2500 in 3", total, w.loads)
+		}
+	})
+}
+
+func TestAHungGatewayDelaysNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "ann", "bob")
+		w.online("ann", "n1", "a1")
+		w.online("bob", "n2", "b1")
+		w.hang["n1"] = make(chan struct{})
+		w.run(t, DefaultConfig(), func(p *Push) {
+			for seq := range int64(50) {
+				put(t, p, entry("g_1", seq+1))
+			}
+			synctest.Wait()
+			w.mu.Lock()
+			n := len(w.got["n2"])
+			w.mu.Unlock()
+			if n != 50 {
+				t.Errorf("bob got %d of 50 while ann's gateway hangs", n)
+			}
+			close(w.hang["n1"])
+		})
+		if len(w.got["n1"]) != 50 {
+			t.Errorf("ann got %d of 50 after it", len(w.got["n1"]))
+		}
+	})
+}
+
+func TestAShortOutageOfStateLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "ann")
+		w.online("ann", "n1", "a1")
+		w.failing = 2
+		w.run(t, DefaultConfig(), func(p *Push) { put(t, p, entry("g_1", 1)) })
+		if len(w.got["n1"]) != 1 {
+			t.Errorf("%d deliveries, want 1", len(w.got["n1"]))
+		}
+	})
+}
+
+func TestAFullQueueIsAnswered(t *testing.T) {
+	cfg := Config{Workers: 1, Queue: 100}
+	p := New(cfg, Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry()})
+	var items []*v1.FanoutItem
+	for i := range int64(100) {
+		items = append(items, entry("g_1", i+1))
+	}
+	put(t, p, items...)
+	_, err := p.Fanout(context.Background(), &v1.FanoutRequest{Items: items[:1]})
+	if im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+		t.Errorf("got %v, want busy", err)
+	}
+}

@@ -1,0 +1,143 @@
+package push
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+)
+
+// Bounds of what waits for one gateway.
+const (
+	// shards is how many Deliver calls one gateway gets at once; a conversation
+	// belongs to one shard.
+	shards = 4
+	// maxCall is the most deliveries in one call.
+	maxCall = 256
+	// maxWaiting is how many deliveries may wait for one (shard, gateway); the
+	// oldest are dropped beyond it.
+	maxWaiting = 8192
+)
+
+// senders hands deliveries to gateways: one call in flight per (shard,
+// gateway), and what waits goes in the next. Safe for concurrent use.
+type senders struct {
+	d    Deps
+	m    *metrics
+	work chan *outlet // outlets that got their first delivery
+
+	mu      sync.Mutex
+	outlets map[outletKey]*outlet
+	waiting int
+}
+
+type outletKey struct {
+	node  im.NodeID
+	shard uint64
+}
+
+// outlet is what waits for one (shard, gateway).
+type outlet struct {
+	key     outletKey
+	waiting []*v1.Delivery
+	busy    bool // a goroutine sends for it
+}
+
+func newSenders(d Deps, m *metrics) *senders {
+	return &senders{d: d, m: m, work: make(chan *outlet), outlets: map[outletKey]*outlet{}}
+}
+
+// add queues one delivery behind those of its conversation. After ctx has ended
+// it drops it.
+func (s *senders) add(ctx context.Context, node im.NodeID, d *v1.Delivery) {
+	s.mu.Lock()
+	k := outletKey{node, xxhash.Sum64String(d.ConversationId) % shards}
+	o := s.outlets[k]
+	if o == nil {
+		o = &outlet{key: k}
+		s.outlets[k] = o
+	}
+	if len(o.waiting) == maxWaiting {
+		o.waiting = o.waiting[1:]
+		s.waiting--
+		s.m.dropped.WithLabelValues("gateway").Inc()
+	}
+	o.waiting = append(o.waiting, d)
+	s.waiting++
+	start := !o.busy
+	o.busy = true
+	s.mu.Unlock()
+	if !start {
+		return
+	}
+	select {
+	case s.work <- o:
+	case <-ctx.Done():
+	}
+}
+
+func (s *senders) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting
+}
+
+// run starts a goroutine for each outlet that has something to send, and waits
+// for all of them when ctx is done.
+func (s *senders) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case o := <-s.work:
+			wg.Go(func() { s.empty(ctx, o) })
+		}
+	}
+}
+
+// empty sends until nothing waits.
+func (s *senders) empty(ctx context.Context, o *outlet) {
+	for {
+		s.mu.Lock()
+		n := min(len(o.waiting), maxCall)
+		if n == 0 || ctx.Err() != nil {
+			s.waiting -= len(o.waiting)
+			delete(s.outlets, o.key)
+			s.mu.Unlock()
+			return
+		}
+		call := o.waiting[:n:n]
+		o.waiting = o.waiting[n:]
+		s.mu.Unlock()
+		s.deliver(ctx, o.key.node, call)
+		s.mu.Lock()
+		s.waiting -= n
+		s.mu.Unlock()
+	}
+}
+
+func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery) {
+	req := &v1.DeliverRequest{Deliveries: ds}
+	res, err := s.d.Gateway(node).Deliver(ctx, req)
+	if err != nil && im.Retryable(err) && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+			res, err = s.d.Gateway(node).Deliver(ctx, req)
+		}
+	}
+	if err != nil {
+		s.m.dropped.WithLabelValues("gateway").Add(float64(len(ds)))
+		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",
+			obs.Peer(string(node)), obs.Err(err))
+		return
+	}
+	s.m.notHere.Add(float64(len(res.NotHere)))
+}

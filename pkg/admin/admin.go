@@ -1,0 +1,54 @@
+package admin
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
+	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
+)
+
+// Deps are what the services work with.
+type Deps struct {
+	Node      im.NodeID // this node
+	View      func() *control.View
+	Directory internalv1connect.DirectoryServiceClient
+	// Limits is the gateway's LimitService; nil = not served.
+	Limits adminv1connect.LimitServiceHandler
+	Now    func() time.Time // nil = time.Now
+	Log    *zap.Logger
+	Reg    prometheus.Registerer
+}
+
+// Admin is the services of one node. Safe for concurrent use; it starts
+// nothing and holds nothing open.
+type Admin struct {
+	Deps
+	srv *rpc.Server
+}
+
+// New builds the services.
+func New(d Deps) *Admin {
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg)})}
+	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
+	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
+	if d.Limits != nil {
+		adminv1connect.RegisterLimitServiceHandler(a.srv.Connect(), d.Limits)
+	}
+	return a
+}
+
+// Mount puts the services on the ops listener, behind the admin key. Patterns
+// are those of http.ServeMux.
+func (a *Admin) Mount(mount func(pattern string, h http.Handler), key string) {
+	a.srv.Mount(mount, func(h http.Handler) http.Handler { return Auth(key, h) })
+}

@@ -1,0 +1,3 @@
+// Package archtest holds the tests of the rules about who may import whom and
+// about documentation. It has no production code.
+package archtest

@@ -1,0 +1,140 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"connectrpc.com/connect/v2"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// observe counts and logs each call. Bodies and credentials stay out.
+func (s *Server) observe(next connect.ServerFunc) connect.ServerFunc {
+	return func(ctx context.Context, spec connect.Spec, stream connect.ServerStream) error {
+		begin := time.Now()
+		s.opt.Metrics.inFlight.Inc()
+		defer s.opt.Metrics.inFlight.Dec()
+		err := next(ctx, spec, stream)
+		took := time.Since(begin)
+		service, method := names(spec)
+		code := "ok"
+		if err != nil {
+			code = connect.CodeOf(err).String()
+		}
+		s.opt.Metrics.answered(service, method, code, took)
+		s.log(service+"."+method, err, took)
+		return err
+	}
+}
+
+func (s *Server) log(op string, err error, took time.Duration) {
+	fields := []zap.Field{obs.Op(op), obs.Took(took)}
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		s.opt.Log.Debug("call answered", fields...)
+		return
+	}
+	cause := ce.Unwrap()
+	fields = append(fields, obs.Code(im.ReasonOf(cause)), obs.Err(cause))
+	if ce.Code() == connect.CodeInternal {
+		s.opt.Log.Error("call failed", fields...)
+		return
+	}
+	s.opt.Log.Debug("call refused", fields...)
+}
+
+// names splits a procedure for labels; a client cannot make up new values.
+func names(spec connect.Spec) (service, method string) {
+	if spec.Schema == nil {
+		return "unknown", "unknown"
+	}
+	service, method, _ = strings.Cut(strings.TrimPrefix(spec.Procedure, "/"), "/")
+	return service, method
+}
+
+// guard bounds the number and the time of calls, catches panics, tells errors
+// of the request from others, and turns every error into a wire error.
+func (s *Server) guard(next connect.ServerFunc) connect.ServerFunc {
+	return func(ctx context.Context, spec connect.Spec, stream connect.ServerStream) (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = &im.Error{Reason: clientv1.Reason_REASON_INTERNAL, Op: "rpc", Err: fmt.Errorf("panic: %v", p)}
+				s.opt.Log.Error("a call panicked", obs.Op(spec.Procedure), zap.Any("panic", p), zap.Stack("stack"))
+			}
+			if err != nil {
+				headers(ctx, err)
+				err = im.ToConnect(err)
+			}
+		}()
+		select {
+		case s.slots <- struct{}{}:
+			defer func() { <-s.slots }()
+		default:
+			return im.Errorf(clientv1.Reason_REASON_BUSY, "rpc", "%d calls are being answered already", MaxInFlight)
+		}
+		ctx, cancel := s.timeout(ctx, spec)
+		defer cancel()
+		return next(ctx, spec, requestStream{stream})
+	}
+}
+
+// headers tells plain HTTP clients when to come back and how to sign in.
+func headers(ctx context.Context, err error) {
+	info, ok := connect.CallInfoForServerContext(ctx)
+	if !ok {
+		return
+	}
+	w := im.Wire(err)
+	if w.Code == connect.CodeUnauthenticated.String() {
+		info.ResponseHeader().Set("WWW-Authenticate", "Bearer")
+	}
+	if w.Retryable && w.RetryAfterMs > 0 {
+		info.ResponseHeader().Set("Retry-After", strconv.Itoa(int(math.Ceil(float64(w.RetryAfterMs)/1000))))
+	}
+}
+
+func unknownMethod(_ context.Context, spec connect.Spec, _ connect.ServerStream) error {
+	return im.Errorf(clientv1.Reason_REASON_UNSUPPORTED, "rpc", "there is no method %.100q", spec.Procedure)
+}
+
+// requestStream marks errors of reading the request as the caller's.
+type requestStream struct{ connect.ServerStream }
+
+// Receive reads the request. Errors: too_large, bad_request, unavailable.
+func (s requestStream) Receive(msg any) error {
+	err := s.ServerStream.Receive(msg)
+	if err == nil {
+		return nil
+	}
+	e := &im.Error{Reason: clientv1.Reason_REASON_BAD_REQUEST, Op: "rpc.Receive", Msg: "the request cannot be read", Err: err}
+	var ce *connect.Error
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		e.Reason, e.Msg = clientv1.Reason_REASON_UNAVAILABLE, "the request did not arrive in time"
+	case errors.As(err, &ce) && ce.Code() == connect.CodeResourceExhausted:
+		e.Reason, e.Msg = clientv1.Reason_REASON_TOO_LARGE, fmt.Sprintf("the request is larger than %d bytes", MaxRequest)
+	case errors.As(err, &ce) && ce.Message() != "":
+		e.Msg = tidy(ce.Message())
+	}
+	return e
+}
+
+// tidy makes a decoder's text readable: protobuf changes its spaces on purpose.
+func tidy(s string) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
+	s = strings.TrimPrefix(strings.TrimPrefix(s, "unmarshal message: "), "proto: ")
+	if r := []rune(s); len(r) > 200 {
+		s = string(r[:200])
+	}
+	return s
+}

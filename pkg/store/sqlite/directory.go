@@ -1,0 +1,249 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+const sqlUser = `SELECT created_ms, disabled FROM user WHERE id = ?`
+
+// User is store.Directory's.
+func (s *Store) User(ctx context.Context, id im.UserID) (store.User, error) {
+	u := store.User{ID: id}
+	err := s.read(ctx, func(c *conn) error {
+		var ms int64
+		err := c.row(sqlUser, []any{string(id)}, &ms, &u.Disabled)
+		u.Created = time.UnixMilli(ms)
+		return missing(err)
+	})
+	if err != nil {
+		return store.User{}, fault("store.User", err)
+	}
+	return u, nil
+}
+
+// missing turns "no row" into the port's word.
+func missing(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return store.ErrNotFound
+	}
+	return err
+}
+
+const sqlKnow = `INSERT INTO user (id, created_ms, disabled) VALUES (?, ?, 0) ON CONFLICT DO NOTHING`
+
+// know makes user known.
+func (t *tx) know(user im.UserID) error {
+	n, err := t.exec(sqlKnow, string(user), t.now.UnixMilli())
+	t.changed = t.changed || n > 0
+	return err
+}
+
+// PutUser is store.Directory's.
+func (s *Store) PutUser(ctx context.Context, id im.UserID) (store.User, error) {
+	const op = "store.PutUser"
+	if id == "" {
+		return store.User{}, refuse(clientv1.Reason_REASON_INVALID_ID, op, "an empty user id")
+	}
+	u, err := s.User(ctx, id)
+	if !errors.Is(err, store.ErrNotFound) {
+		return u, err
+	}
+	u = store.User{ID: id}
+	err = s.w.run(ctx, func(t *tx) error {
+		if err := t.know(id); err != nil {
+			return err
+		}
+		var ms int64
+		err := t.row(sqlUser, []any{string(id)}, &ms, &u.Disabled)
+		u.Created = time.UnixMilli(ms)
+		return err
+	})
+	if err != nil {
+		return store.User{}, fault(op, err)
+	}
+	return u, nil
+}
+
+// write runs one statement in a transaction of its own.
+func (s *Store) write(ctx context.Context, op, query string, args ...any) (n int64, err error) {
+	err = s.w.run(ctx, func(t *tx) error {
+		n, err = t.exec(query, args...)
+		t.changed = n > 0
+		return err
+	})
+	if err != nil {
+		n = 0
+	}
+	return n, fault(op, err)
+}
+
+// SetDisabled is store.Directory's.
+func (s *Store) SetDisabled(ctx context.Context, id im.UserID, disabled bool) error {
+	const op = "store.SetDisabled"
+	if id == "" {
+		return refuse(clientv1.Reason_REASON_INVALID_ID, op, "an empty user id")
+	}
+	_, err := s.write(ctx, op, `INSERT INTO user (id, created_ms, disabled) VALUES (?, ?, ?)
+	  ON CONFLICT (id) DO UPDATE SET disabled = excluded.disabled`, string(id), time.Now().UnixMilli(), disabled)
+	return err
+}
+
+// SetBlock is store.Directory's.
+func (s *Store) SetBlock(ctx context.Context, user, blocked im.UserID, on bool) error {
+	const op = "store.SetBlock"
+	if user == "" || blocked == "" || user == blocked {
+		return refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "a user can block another user")
+	}
+	query := `INSERT INTO block (user_id, blocked) VALUES (?, ?) ON CONFLICT DO NOTHING`
+	if !on {
+		query = `DELETE FROM block WHERE user_id = ? AND blocked = ?`
+	}
+	return fault(op, s.w.run(ctx, func(t *tx) error {
+		delete(t.cache.blocks, [2]im.UserID{user, blocked}) // the next send reads it
+		if err := t.know(user); err != nil {
+			return err
+		}
+		n, err := t.exec(query, string(user), string(blocked))
+		t.changed = t.changed || n > 0
+		return err
+	}))
+}
+
+// RevokeLogin is store.Directory's. A second revocation of the same login
+// holds until the later of the two times, with the newer reason.
+func (s *Store) RevokeLogin(ctx context.Context, r store.Revocation) error {
+	_, err := s.write(ctx, "store.RevokeLogin", `INSERT INTO revocation (user_id, login, issued_before_ms, reason, until_ms)
+	  VALUES (?, ?, ?, ?, ?) ON CONFLICT (user_id, login) DO UPDATE SET reason = excluded.reason,
+	  issued_before_ms = max(issued_before_ms, excluded.issued_before_ms), until_ms = max(until_ms, excluded.until_ms)`,
+		string(r.User), string(r.Login), millis(r.IssuedBefore), r.Reason, millis(r.Until))
+	return err
+}
+
+// Revocations is store.Directory's.
+func (s *Store) Revocations(ctx context.Context, user im.UserID) ([]store.Revocation, error) {
+	var out []store.Revocation
+	err := s.read(ctx, func(c *conn) error {
+		return c.each(ctx, `SELECT login, issued_before_ms, reason, until_ms FROM revocation WHERE user_id = ? AND until_ms > ? ORDER BY login`,
+			[]any{string(user), time.Now().UnixMilli()}, func(scan func(...any) error) error {
+				r := store.Revocation{User: user}
+				var before, until int64
+				if err := scan(&r.Login, &before, &r.Reason, &until); err != nil {
+					return err
+				}
+				r.IssuedBefore, r.Until = moment(before), moment(until)
+				out = append(out, r)
+				return nil
+			})
+	})
+	return out, fault("store.Revocations", err)
+}
+
+// Expire is store.Directory's.
+func (s *Store) Expire(ctx context.Context, now time.Time) (int, error) {
+	n, err := s.write(ctx, "store.Expire", `DELETE FROM revocation WHERE until_ms <= ?`, now.UnixMilli())
+	return int(n), err
+}
+
+// PutKey is store.Directory's.
+func (s *Store) PutKey(ctx context.Context, k store.Key) error {
+	scopes, err := json.Marshal(k.Scopes)
+	if err != nil {
+		return err
+	}
+	_, err = s.write(ctx, "store.PutKey", `INSERT INTO api_key (id, name, scopes, secret_hash, created_ms, revoked_ms)
+	  VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name = excluded.name, scopes = excluded.scopes,
+	  secret_hash = excluded.secret_hash, created_ms = excluded.created_ms, revoked_ms = excluded.revoked_ms`,
+		k.ID, k.Name, string(scopes), k.SecretHash[:], millis(k.Created), millis(k.Revoked))
+	return err
+}
+
+const sqlKeys = `SELECT id, name, scopes, secret_hash, created_ms, revoked_ms FROM api_key `
+
+// Key is store.Directory's.
+func (s *Store) Key(ctx context.Context, id string) (store.Key, error) {
+	keys, err := s.keys(ctx, sqlKeys+`WHERE id = ?`, id)
+	if err == nil && len(keys) == 0 {
+		err = store.ErrNotFound
+	}
+	if err != nil {
+		return store.Key{}, fault("store.Key", err)
+	}
+	return keys[0], nil
+}
+
+// Keys is store.Directory's.
+func (s *Store) Keys(ctx context.Context) ([]store.Key, error) {
+	keys, err := s.keys(ctx, sqlKeys+`ORDER BY created_ms, id`)
+	return keys, fault("store.Keys", err)
+}
+
+func (s *Store) keys(ctx context.Context, query string, args ...any) ([]store.Key, error) {
+	var out []store.Key
+	err := s.read(ctx, func(c *conn) error {
+		return c.each(ctx, query, args, func(scan func(...any) error) error {
+			var k store.Key
+			var scopes string
+			var hash []byte
+			var created, revoked int64
+			if err := scan(&k.ID, &k.Name, &scopes, &hash, &created, &revoked); err != nil {
+				return err
+			}
+			if err := json.Unmarshal([]byte(scopes), &k.Scopes); err != nil {
+				return fmt.Errorf("scopes of key %s: %w", k.ID, err)
+			}
+			copy(k.SecretHash[:], hash)
+			k.Created, k.Revoked = moment(created), moment(revoked)
+			out = append(out, k)
+			return nil
+		})
+	})
+	return out, err
+}
+
+// WorkerMark is store.Workers'.
+func (s *Store) WorkerMark(ctx context.Context, worker int) (time.Time, error) {
+	var mark time.Time
+	err := s.read(ctx, func(c *conn) error {
+		var us int64
+		err := c.row(`SELECT mark_us FROM worker WHERE id = ?`, []any{worker}, &us)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		mark = time.UnixMicro(us)
+		return err
+	})
+	return mark, fault("store.WorkerMark", err)
+}
+
+// SetWorkerMark is store.Workers'. Marks are kept in microseconds, rounded up.
+func (s *Store) SetWorkerMark(ctx context.Context, worker int, mark time.Time) error {
+	us := mark.Add(time.Microsecond - time.Nanosecond).UnixMicro()
+	_, err := s.write(ctx, "store.SetWorkerMark", `INSERT INTO worker (id, mark_us) VALUES (?, ?)
+	  ON CONFLICT (id) DO UPDATE SET mark_us = excluded.mark_us`, worker, us)
+	return err
+}
+
+// millis is how times are stored; the zero time is 0.
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// moment is the reverse of millis.
+func moment(ms int64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}

@@ -1,0 +1,271 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+const entryColumns = `seq, prev_seq, kind, countable, sender, message_id, client_message_id, server_time_ms, target_seq,
+  changed_seq, change, content`
+
+// scanEntry reads entryColumns.
+func scanEntry(scan func(...any) error, e *im.Entry) error {
+	var ms int64
+	var cmid any
+	err := scan(&e.Seq, &e.PrevSeq, &e.Kind, &e.Countable, &e.Sender, &e.MessageID, &cmid, &ms, &e.TargetSeq,
+		&e.ChangedSeq, &e.Change, &e.Content)
+	e.ServerTime, e.ClientMessageID = time.UnixMilli(ms), unkey(cmid)
+	return err
+}
+
+// uuidDashes are where a UUID has dashes.
+var uuidDashes = [...]int{8, 13, 18, 23}
+
+// key is how a client message id is stored: the 16 bytes of a UUID in its
+// canonical form, else the text. Different ids have different keys.
+func key(id im.ClientMessageID) any {
+	s := string(id)
+	if len(s) != 36 {
+		return s
+	}
+	digits := make([]byte, 0, 32)
+	for i := range len(s) {
+		switch c := s[i]; {
+		case slices.Contains(uuidDashes[:], i):
+			if c != '-' {
+				return s
+			}
+		case c >= 'A' && c <= 'F': // not canonical
+			return s
+		default:
+			digits = append(digits, c)
+		}
+	}
+	b := make([]byte, 16)
+	if _, err := hex.Decode(b, digits); err != nil {
+		return s
+	}
+	return b
+}
+
+// unkey is the reverse of key.
+func unkey(v any) im.ClientMessageID {
+	b, ok := v.([]byte)
+	if !ok || len(b) != 16 {
+		s, _ := v.(string)
+		return im.ClientMessageID(s)
+	}
+	out := make([]byte, 0, 36)
+	for i, c := range b {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			out = append(out, '-')
+		}
+		out = hex.AppendEncode(out, []byte{c})
+	}
+	return im.ClientMessageID(out)
+}
+
+// stay is where a user stands in a conversation, read for an answer.
+type stay struct {
+	conversation
+	member
+	id   im.ConversationID
+	user im.UserID
+}
+
+const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
+  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.members, c.member_version`
+
+const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
+
+// scanStay reads stayColumns.
+func scanStay(scan func(...any) error, s *stay) error {
+	var earlier []byte
+	v := &s.view
+	err := scan(&s.user, &s.id, &s.role, &v.last.start, &v.last.end, &earlier, &v.cleared, &s.delivered, &s.read,
+		&s.leftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &s.head, &s.count, &s.memberVersion)
+	if err != nil {
+		return err
+	}
+	v.log = s.head
+	v.earlier, err = decodeSpans(earlier)
+	return err
+}
+
+// here is how far the user has what is sent; it begins at the start.
+func (s *stay) here() im.Seq { return max(s.delivered, s.view.start()) }
+
+const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id = ?`
+
+// stayOf finds a present or former member. Errors: not_member.
+func (c *conn) stayOf(op string, conv im.ConversationID, user im.UserID) (*stay, error) {
+	var s stay
+	err := c.each(context.Background(), sqlStay, []any{string(user), string(conv)}, func(scan func(...any) error) error {
+		return scanStay(scan, &s)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if s.num == 0 {
+		return nil, notMember(op, conv)
+	}
+	return &s, nil
+}
+
+// log finds a conversation for the system. Errors: not_member.
+func (c *conn) log(op string, conv im.ConversationID) (num int64, v view, err error) {
+	err = c.row(`SELECT num, head FROM conversation WHERE id = ?`, []any{string(conv)}, &num, &v.log)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = notMember(op, conv)
+	}
+	return num, v, err
+}
+
+// History is store.Reader's.
+func (s *Store) History(ctx context.Context, q store.HistoryQuery) (store.HistoryPage, error) {
+	const op = "store.History"
+	q.Limit = min(max(q.Limit, 1), store.MaxPage)
+	q.After, q.Before = max(q.After, 0), max(q.Before, 0)
+	var page store.HistoryPage
+	err := s.read(ctx, func(c *conn) error {
+		var num int64
+		var v view
+		if q.Reader == "" {
+			var err error
+			if num, v, err = c.log(op, q.Conversation); err != nil {
+				return err
+			}
+		} else {
+			st, err := c.stayOf(op, q.Conversation, q.Reader)
+			if err != nil {
+				return err
+			}
+			num, v = st.num, st.view
+		}
+		var err error
+		page, err = c.page(ctx, num, v, q)
+		return err
+	})
+	return page, fault(op, err)
+}
+
+const (
+	sqlUp = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?`
+	sqlDn = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq > ? AND seq <= ? ORDER BY seq DESC LIMIT ?`
+)
+
+// errFull ends the reading of a page.
+var errFull = errors.New("page is full")
+
+// page reads the entries of the query that v shows.
+func (c *conn) page(ctx context.Context, num int64, v view, q store.HistoryQuery) (store.HistoryPage, error) {
+	spans, query := v.within(q.After, q.Before), sqlUp
+	if q.Backward {
+		slices.Reverse(spans)
+		query = sqlDn
+	}
+	var p store.HistoryPage
+	bytes := 0
+	take := func(scan func(...any) error) error {
+		if len(p.Entries) == q.Limit {
+			return errFull
+		}
+		var e im.Entry
+		if err := scanEntry(scan, &e); err != nil {
+			return err
+		}
+		bytes += len(e.Content) + len(e.Change)
+		if q.MaxBytes > 0 && bytes > q.MaxBytes && len(p.Entries) > 0 {
+			return errFull
+		}
+		p.Entries = append(p.Entries, e)
+		return nil
+	}
+	p.End = true
+	for _, s := range spans {
+		err := c.each(ctx, query, []any{num, s.start, s.end, q.Limit + 1 - len(p.Entries)}, take)
+		if errors.Is(err, errFull) {
+			p.End = false
+			break
+		}
+		if err != nil {
+			return store.HistoryPage{}, err
+		}
+	}
+	if q.Backward {
+		slices.Reverse(p.Entries)
+	}
+	p.CompleteFrom, p.CompleteTo = complete(p, v, q)
+	return p, nil
+}
+
+// complete is the range in which the page has everything.
+func complete(p store.HistoryPage, v view, q store.HistoryQuery) (from, to im.Seq) {
+	from, to = q.After+1, v.head()
+	if q.Before != 0 {
+		to = min(to, q.Before-1)
+	}
+	if p.End {
+		return from, to
+	}
+	if q.Backward {
+		return p.Entries[0].Seq, to
+	}
+	return from, p.Entries[len(p.Entries)-1].Seq
+}
+
+const sqlEntry = `SELECT ` + entryColumns + ` FROM entry
+  WHERE conv = (SELECT num FROM conversation WHERE id = ?) AND seq = ?`
+
+// Entry is store.Reader's.
+func (s *Store) Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error) {
+	var e im.Entry
+	err := s.read(ctx, func(c *conn) error {
+		err := c.each(ctx, sqlEntry, []any{string(conv), seq}, func(scan func(...any) error) error { return scanEntry(scan, &e) })
+		if err == nil && e.Seq == 0 {
+			err = store.ErrNotFound
+		}
+		return err
+	})
+	return e, fault("store.Entry", err)
+}
+
+const sqlUnread = `SELECT count(*) FROM (SELECT 1 FROM entry WHERE conv = ? AND seq > ? AND seq <= ? AND countable = 1
+  AND sender <> ? LIMIT ?)`
+
+// unread counts what the user of s has not read.
+func (c *conn) unread(s *stay) (n int, err error) {
+	from, to := max(s.read, s.view.start()), s.view.head()
+	if from >= to {
+		return 0, nil
+	}
+	err = c.row(sqlUnread, []any{s.num, from, to, string(s.user), store.MaxUnread}, &n)
+	return n, err
+}
+
+const sqlLast = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq > ? AND seq <= ? AND kind = ? ORDER BY seq DESC LIMIT 1`
+
+// last finds the newest message that the user of s may see; nil if none.
+func (c *conn) last(ctx context.Context, s *stay) (*im.Entry, error) {
+	spans := s.view.within(0, 0)
+	for i := len(spans) - 1; i >= 0; i-- {
+		var e im.Entry
+		err := c.each(ctx, sqlLast, []any{s.num, spans[i].start, spans[i].end, clientv1.EntryKind_ENTRY_KIND_MESSAGE},
+			func(scan func(...any) error) error { return scanEntry(scan, &e) })
+		if err != nil {
+			return nil, err
+		}
+		if e.Seq != 0 {
+			return &e, nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,226 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/pressly/goose/v3"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/store"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+const (
+	// readers is how many snapshots can be read at once.
+	readers = 4
+	// checkLimit is how large a database may be, in bytes, to be checked whole
+	// after an unclean stop.
+	checkLimit = 256 << 20
+	// checkTime bounds that check.
+	checkTime = 5 * time.Second
+)
+
+// Open opens the database, making or migrating it, and holds it alone until
+// Close. The error is one sentence; it wraps store.ErrSchema, ErrCorrupt,
+// ErrReadOnly, ErrFull or ErrLocked if it is one of these.
+func Open(ctx context.Context, o Options) (_ *Store, err error) {
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	side, remembered, err := openSide(o.Path) // first: only who holds the lock may touch the database
+	if err != nil {
+		return nil, err
+	}
+	w := &writer{turn: make(chan struct{}, 1), log: o.Log, side: side, cache: newCache()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(explain(o.Path, err), w.abandon())
+		}
+	}()
+	if err := prepare(o.Path); err != nil {
+		return nil, err
+	}
+	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
+		"wal_autocheckpoint(4000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+	if err != nil {
+		return nil, err
+	}
+	if err := migrate(ctx, w.db); err != nil {
+		return nil, err
+	}
+	if err := w.conn.open(ctx); err != nil {
+		return nil, err
+	}
+	if err := w.begin(ctx, o, remembered); err != nil {
+		return nil, err
+	}
+	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{w: w, readers: make(chan *conn, readers)}
+	for range readers {
+		c := &conn{db: rdb}
+		s.all = append(s.all, c)
+		s.readers <- c
+	}
+	return s, nil
+}
+
+// abandon frees what a failed Open has opened.
+func (w *writer) abandon() error {
+	err := w.drop()
+	if w.db != nil {
+		err = errors.Join(err, w.db.Close())
+	}
+	return errors.Join(err, w.side.f.Close())
+}
+
+// prepare makes the file if there is none, for its owner only, and refuses one
+// that is no database.
+func prepare(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fileFault(path, err)
+	}
+	defer f.Close() // nothing was written
+	head := make([]byte, 16)
+	n, err := io.ReadFull(f, head)
+	if errors.Is(err, io.EOF) {
+		return nil // new
+	}
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fileFault(path, err)
+	}
+	if string(head[:n]) != "SQLite format 3\x00" {
+		return damaged(path, "it is no SQLite database")
+	}
+	return nil
+}
+
+func damaged(path, how string) error {
+	return fmt.Errorf("the database %s is damaged (%s); restore it from a backup: %w", path, how, store.ErrCorrupt)
+}
+
+// explain turns a failure of SQLite while opening into one sentence.
+func explain(path string, err error) error {
+	for _, known := range []error{store.ErrSchema, store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	switch c := cause(err); c {
+	case store.ErrCorrupt:
+		return damaged(path, err.Error())
+	case store.ErrReadOnly:
+		return fmt.Errorf("the database %s cannot be written (read-only, or owned by another user): %w", path, c)
+	case store.ErrFull:
+		return fmt.Errorf("there is no space for the database %s: %w", path, c)
+	case store.ErrLocked:
+		return fmt.Errorf("the database %s is in use: %w", path, c)
+	}
+	return fmt.Errorf("the database %s cannot be opened: %w", path, err)
+}
+
+// migrate brings the schema to the newest version that this program knows.
+// Schemas only go forward.
+func migrate(ctx context.Context, db *sql.DB) error {
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return err
+	}
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, files, goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return err
+	}
+	have, err := p.GetDBVersion(ctx)
+	if err != nil {
+		return err
+	}
+	sources := p.ListSources()
+	if known := sources[len(sources)-1].Version; have > known {
+		return fmt.Errorf("the database has schema %d and this program knows %d; install a newer imd: %w", have, known, store.ErrSchema)
+	}
+	_, err = p.Up(ctx)
+	return err
+}
+
+const (
+	sqlStore    = `SELECT data_epoch, commits, newest_ms, clean FROM store WHERE id = 1`
+	sqlAddStore = `INSERT INTO store (id, data_epoch, commits, newest_ms, clean, probe) VALUES (1, ?, 0, 0, 1, x'')`
+	sqlOpened   = `UPDATE store SET data_epoch = ?, commits = ?, clean = 0 WHERE id = 1`
+)
+
+// begin reads who the database is, decides on its data_epoch, and writes once,
+// which proves that writing works.
+func (w *writer) begin(ctx context.Context, o Options, remembered *mark) error {
+	var m mark
+	var clean bool
+	err := w.row(sqlStore, nil, &m.epoch, &m.commits, &w.newest, &clean)
+	if errors.Is(err, sql.ErrNoRows) { // the very first start
+		m.epoch, clean = newEpoch(), true
+		remembered = &m
+		_, err = w.exec(sqlAddStore, m.epoch)
+	}
+	if err != nil {
+		return err
+	}
+	if !clean {
+		if err := w.check(ctx, o); err != nil {
+			return err
+		}
+	}
+	if why := judge(m, remembered); why != "" {
+		was := m.epoch
+		m.epoch = newEpoch()
+		o.Log.Warn("the store has a new data_epoch, clients will read everything anew",
+			zap.String("reason", why), zap.String("was", was), zap.String("data_epoch", m.epoch))
+	}
+	m.commits++
+	if _, err := w.exec(sqlOpened, m.epoch, m.commits); err != nil {
+		return err
+	}
+	w.epoch, w.commits = m.epoch, m.commits
+	if err := w.side.f.Truncate(0); err != nil {
+		return fileFault(o.Path+sideSuffix, err)
+	}
+	if err := w.side.write(m); err != nil {
+		return fileFault(o.Path+sideSuffix, err)
+	}
+	return fileFault(o.Path+sideSuffix, w.side.f.Sync()) // once, so that a power cut finds a mark
+}
+
+// check looks through a database that was not closed in order, if that can be
+// done in time. SQLite repairs what a crash leaves; this finds broken hardware.
+func (w *writer) check(ctx context.Context, o Options) error {
+	size, _ := exists(o.Path)
+	if size > checkLimit {
+		o.Log.Info("large database not checked after an unclean stop", zap.Int64("bytes", size))
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	var verdict string
+	err := w.c.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict)
+	if errors.Is(err, context.DeadlineExceeded) {
+		o.Log.Warn("check of the database after an unclean stop took too long and was left")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if verdict != "ok" {
+		return damaged(o.Path, verdict)
+	}
+	return nil
+}

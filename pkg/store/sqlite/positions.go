@@ -1,0 +1,132 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Position is store.Positions'.
+func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.UserID) (store.Position, error) {
+	const op = "store.Position"
+	var p store.Position
+	err := s.read(ctx, func(c *conn) (err error) {
+		p, err = c.position(op, conv, user)
+		return err
+	})
+	return p, fault(op, err)
+}
+
+// position reads where a present member stands. Errors: not_member.
+func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (store.Position, error) {
+	st, err := c.stayOf(op, conv, user)
+	if err == nil && !st.present() {
+		err = notMember(op, conv)
+	}
+	if err != nil {
+		return store.Position{}, err
+	}
+	n, err := c.unread(st)
+	return store.Position{
+		Conversation: conv, User: user, Delivered: st.here(), Read: st.read, Start: st.view.start(), Head: st.view.head(),
+		Unread: n, Members: st.count, Kind: st.kind, Peer: st.peer(user),
+	}, err
+}
+
+// SavePositions is store.Positions'. What it returns is read after the commit,
+// so that counting does not hold up the writer.
+func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store.Position, error) {
+	const op = "store.SavePositions"
+	err := s.w.run(ctx, func(t *tx) error {
+		for i := range ps {
+			if err := t.move(&ps[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fault(op, err)
+	}
+	out := make([]store.Position, 0, len(ps))
+	err = s.read(ctx, func(c *conn) error {
+		for i := range ps {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			p, err := c.position(op, ps[i].Conversation, ps[i].User)
+			if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			out = append(out, p)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fault(op, fmt.Errorf("saved, but not read back: %w: %w", store.ErrUnknownOutcome, err))
+	}
+	return out, nil
+}
+
+// move moves one member's positions up.
+func (t *tx) move(p *store.Position) error {
+	c, err := t.conversation(p.Conversation)
+	if err != nil || c == nil {
+		return err
+	}
+	m, err := t.member(c, p.User)
+	if err != nil || !m.present() {
+		return err
+	}
+	next := *m
+	next.read = max(m.read, min(p.Read, c.head))
+	next.delivered = max(m.delivered, m.view.start(), next.read, min(p.Delivered, c.head))
+	if next.read == m.read && next.delivered == max(m.delivered, m.view.start()) {
+		return nil
+	}
+	if c.kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT {
+		t.touch(c) // the peer's list shows it
+	}
+	return t.put(c, p.User, &next)
+}
+
+// ClearHistory is store.Membership's.
+func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user im.UserID, seq im.Seq) (im.Seq, error) {
+	const op = "store.ClearHistory"
+	var start im.Seq
+	err := s.w.run(ctx, func(t *tx) error {
+		c, err := t.conversation(conv)
+		if err != nil {
+			return err
+		}
+		var m *member
+		if c != nil {
+			if m, err = t.member(c, user); err != nil {
+				return err
+			}
+		}
+		if !m.present() {
+			return notMember(op, conv)
+		}
+		next := *m
+		next.view.cleared = max(m.view.cleared, min(seq, c.head))
+		start = next.view.start()
+		if next.view.cleared == m.view.cleared {
+			return nil
+		}
+		return t.put(c, user, &next)
+	})
+	if err != nil {
+		start = 0
+	}
+	return start, fault(op, err)
+}
+
+var errClosed = errors.New("the store is closed")

@@ -1,0 +1,268 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Sync is store.Reader's. The walk lists, in order of conversation ids, what
+// changed after the commit its token names. What changes while it goes on has
+// a later commit than the one it began at, and so comes in the next walk, if
+// not in this one already.
+func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
+	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
+	var page store.SyncPage
+	err := s.read(ctx, func(c *conn) error {
+		commits, err := c.commits()
+		if err != nil {
+			return err
+		}
+		t, ok := parseToken(q.Token)
+		if void := !ok || t.epoch != s.w.epoch || t.since > commits || t.upto > commits; void {
+			t = token{epoch: s.w.epoch}
+			if q.Token != "" {
+				q.Cursors = nil // they are of the other history too
+			}
+		}
+		if t.upto == 0 {
+			t.upto = commits
+		}
+		page, err = c.walk(ctx, q, t)
+		return err
+	})
+	return page, fault("store.Sync", err)
+}
+
+const sqlCommits = `SELECT commits FROM store WHERE id = 1`
+
+// commits is the number of the newest commit of this snapshot.
+func (c *conn) commits() (n int64, err error) {
+	err = c.row(sqlCommits, nil, &n)
+	return n, err
+}
+
+// walk returns the page that begins behind t.
+func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.SyncPage, error) {
+	stays, err := c.changed(ctx, q, t)
+	if err != nil {
+		return store.SyncPage{}, err
+	}
+	asked, err := c.asked(ctx, q, t, stays)
+	if err != nil {
+		return store.SyncPage{}, err
+	}
+	stays = append(stays, asked...)
+	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.id), string(b.id)) })
+	p := store.SyncPage{Full: t.since == 0}
+	if p.More = len(stays) > q.Limit; p.More {
+		stays = stays[:q.Limit]
+	}
+	for _, st := range stays {
+		state, err := c.state(ctx, st)
+		if err != nil {
+			return store.SyncPage{}, err
+		}
+		p.States = append(p.States, state)
+		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())
+	}
+	if p.More {
+		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
+		return p, nil
+	}
+	p.Token = token{epoch: t.epoch, since: t.upto}.String()
+	if n := len(p.TokenAfter); n > 0 {
+		p.TokenAfter[n-1] = p.Token
+	}
+	return p, nil
+}
+
+const sqlChanged = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id > ?
+  AND (m.version > ? OR (m.role > 0 AND c.version > ?)) ORDER BY m.conversation_id LIMIT ?`
+
+// changed are the next conversations of the walk that have changed, one more
+// than fits on the page if there are more.
+func (c *conn) changed(ctx context.Context, q store.SyncQuery, t token) ([]*stay, error) {
+	var out []*stay
+	err := c.each(ctx, sqlChanged, []any{string(q.User), string(t.after), t.since, t.since, q.Limit + 1}, func(scan func(...any) error) error {
+		st := &stay{}
+		out = append(out, st)
+		return scanStay(scan, st)
+	})
+	return out, err
+}
+
+const sqlAsked = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ?
+  AND m.conversation_id IN (SELECT value FROM json_each(?))`
+
+// asked are the conversations beyond the token that a cursor brings into the
+// walk: there is something above it, or the user is not in it (any more).
+func (c *conn) asked(ctx context.Context, q store.SyncQuery, t token, already []*stay) ([]*stay, error) {
+	open := map[im.ConversationID]bool{}
+	for id := range q.Cursors {
+		if id > t.after {
+			open[id] = true
+		}
+	}
+	for _, st := range already {
+		delete(open, st.id)
+	}
+	if len(open) == 0 {
+		return nil, nil
+	}
+	var out []*stay
+	err := c.each(ctx, sqlAsked, []any{string(q.User), jsonList(open)}, func(scan func(...any) error) error {
+		st := &stay{}
+		if err := scanStay(scan, st); err != nil {
+			return err
+		}
+		delete(open, st.id)
+		if !st.present() || st.view.head() > q.Cursors[st.id] {
+			out = append(out, st)
+		}
+		return nil
+	})
+	for id := range open {
+		out = append(out, &stay{id: id, user: q.User}) // never was a member, or no such conversation
+	}
+	return out, err
+}
+
+// jsonList is a JSON array of the keys of m.
+func jsonList[K ~string](m map[K]bool) string {
+	list := make([]string, 0, len(m))
+	for k := range m {
+		list = append(list, string(k))
+	}
+	b, _ := json.Marshal(list) // a list of strings always encodes
+	return string(b)
+}
+
+// state is what the user of st sees of its conversation.
+func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, error) {
+	if st.num == 0 {
+		return store.ConversationState{Conversation: st.id}, nil
+	}
+	out := store.ConversationState{
+		Conversation: st.id, Kind: st.kind, Name: st.leftName, Peer: st.peer(st.user), Role: st.role,
+		Start: st.view.start(), Head: st.view.head(), Read: st.read, Delivered: st.here(),
+	}
+	if st.present() { // who has left learns nothing of what came after
+		out.Name, out.Closed, out.Members = st.name, st.closed, st.count
+	}
+	var err error
+	if out.Unread, err = c.unread(st); err != nil {
+		return out, err
+	}
+	if out.Last, err = c.last(ctx, st); err != nil {
+		return out, err
+	}
+	if out.Peer != "" {
+		peer, err := c.stayOf("store.Sync", st.id, out.Peer)
+		if err != nil {
+			return out, err
+		}
+		m := peer.public()
+		out.PeerMember = &m
+	}
+	return out, nil
+}
+
+// public is the member as others may see it.
+func (s *stay) public() store.Member {
+	return store.Member{User: s.user, Role: s.role, Start: s.view.start(), Delivered: s.here(), Read: s.read}
+}
+
+const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END
+  FROM json_each(?) j JOIN member m ON m.user_id = j.value JOIN conversation c ON c.num = m.conv
+  WHERE (m.role > 0 AND c.head_version > ?) OR (m.role = 0 AND m.version > ?)`
+
+// maxHeadUsers is the most users Heads takes.
+const maxHeadUsers = 1000
+
+// Heads is store.Reader's. A version of another history is void: it begins
+// anew, since every client does the same. The overlap that the port allows is
+// not needed with one writer.
+func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([]store.UserHead, string, error) {
+	const op = "store.Heads"
+	if len(users) > maxHeadUsers {
+		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", maxHeadUsers)
+	}
+	var out []store.UserHead
+	var next string
+	err := s.read(ctx, func(c *conn) error {
+		commits, err := c.commits()
+		if err != nil {
+			return err
+		}
+		next = token{epoch: s.w.epoch, since: commits}.String()
+		t, ok := parseToken(version)
+		if !ok || t.epoch != s.w.epoch || t.since > commits || t.since == commits || len(users) == 0 {
+			return nil
+		}
+		set := make(map[im.UserID]bool, len(users))
+		for _, u := range users {
+			set[u] = true
+		}
+		return c.each(ctx, sqlHeads, []any{jsonList(set), t.since, t.since}, func(scan func(...any) error) error {
+			var h store.UserHead
+			err := scan(&h.User, &h.Conversation, &h.Seq)
+			out = append(out, h)
+			return err
+		})
+	})
+	return out, next, fault(op, err)
+}
+
+const sqlMembers = `SELECT ` + stayColumns + stayTables + `WHERE m.conv = ? AND m.role > 0 AND m.user_id > ?
+  ORDER BY m.user_id LIMIT ?`
+
+const sqlGroup = `SELECT num, kind, members, member_version FROM conversation WHERE id = ?`
+
+// maxMemberPage is the most members one page holds.
+const maxMemberPage = 1000
+
+// Members is store.Membership's.
+func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (store.MemberPage, error) {
+	const op = "store.Members"
+	limit = min(max(limit, 1), maxMemberPage)
+	var p store.MemberPage
+	err := s.read(ctx, func(c *conn) error {
+		if reader != "" {
+			if st, err := c.stayOf(op, conv, reader); err != nil {
+				return err
+			} else if !st.present() {
+				return notMember(op, conv)
+			}
+		}
+		var num int64
+		err := c.row(sqlGroup, []any{string(conv)}, &num, &p.Kind, &p.Count, &p.MemberVersion)
+		if errors.Is(err, sql.ErrNoRows) {
+			return notMember(op, conv)
+		}
+		if err != nil {
+			return err
+		}
+		p.End = true
+		return c.each(ctx, sqlMembers, []any{num, string(after), limit + 1}, func(scan func(...any) error) error {
+			if len(p.Members) == limit {
+				p.End = false
+				return nil
+			}
+			var st stay
+			if err := scanStay(scan, &st); err != nil {
+				return err
+			}
+			p.Members = append(p.Members, st.public())
+			return nil
+		})
+	})
+	return p, fault(op, err)
+}

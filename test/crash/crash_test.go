@@ -1,0 +1,138 @@
+package crash
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// sent is one message and what its sender knows of it.
+type sent struct {
+	send *clientv1.Send
+	ack  *clientv1.SendAck // nil = the node died before it answered
+}
+
+// sender writes to its partner, 8 unanswered at a time, until the node dies.
+func sender(t *testing.T, n *testenv.Node, enc protocol.Encoding, from, to string, out *[]*sent) {
+	c := testenv.Login(t, n.URL(), enc, n.Token(from), "d")
+	waiting := map[uint32]*sent{}
+	for i := 0; ; i++ {
+		for len(waiting) < 8 {
+			m := testenv.ToUser(to, fmt.Sprintf("%s-%d", from, i))
+			m.ClientMessageId = uuid.NewString()
+			s := &sent{send: m}
+			*out = append(*out, s)
+			id := c.ID()
+			waiting[id] = s
+			i++
+			if c.TryWrite(&clientv1.ClientFrame{Id: id, Kind: &clientv1.ClientFrame_Send{Send: m}}) != nil {
+				return
+			}
+		}
+		f := c.TakeWithin(5*time.Second, func(f *clientv1.ServerFrame) bool { return f.GetSendAck() != nil })
+		if f == nil {
+			return
+		}
+		if a := f.GetSendAck(); a.Status == clientv1.Ack_ACK_OK {
+			waiting[f.Id].ack = a
+		}
+		delete(waiting, f.Id)
+	}
+}
+
+// A node killed at its work has stored everything it acknowledged, a repeat of
+// any message gets the first answer, and every message is there once, in the
+// order of its sender.
+func TestKilledUnderLoad(t *testing.T) {
+	const pairs = 10
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	n := testenv.Start(t, "--set", "gateway.limits.user_rate=100000", "--set", "gateway.limits.user_burst=100000")
+	everything := make([][]*sent, pairs)
+	acked := 0
+	for round := range 6 {
+		var wg sync.WaitGroup
+		for p := range pairs {
+			enc := protocol.Encoding(p % 2)
+			wg.Go(func() { sender(t, n, enc, fmt.Sprint("a", p), fmt.Sprint("b", p), &everything[p]) })
+		}
+		time.Sleep(300*time.Millisecond + time.Duration(rng.IntN(500))*time.Millisecond)
+		n.Kill()
+		wg.Wait()
+		began := time.Now()
+		n.Start()
+		t.Logf("round %d: ready %v after the kill", round, time.Since(began).Round(time.Millisecond))
+		for p := range pairs {
+			acked += check(t, n, fmt.Sprint("a", p), fmt.Sprint("b", p), everything[p])
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	t.Logf("%d acknowledged messages, none lost", acked)
+	if acked < 100 {
+		t.Errorf("only %d messages were acknowledged: the load was none", acked)
+	}
+}
+
+// check repeats everything in its order, then reads the log. It returns how
+// many had been acknowledged before.
+func check(t *testing.T, n *testenv.Node, from, to string, all []*sent) (acked int) {
+	t.Helper()
+	a := testenv.Login(t, n.URL(), protocol.Proto, n.Token(from), "check")
+	for _, s := range all {
+		s.send.Resend = true
+		got := a.Send(s.send)
+		for got.Status == clientv1.Ack_ACK_RETRY {
+			time.Sleep(time.Duration(max(got.Error.RetryAfterMs, 50)) * time.Millisecond)
+			got = a.Send(s.send)
+		}
+		switch {
+		case got.Status != clientv1.Ack_ACK_OK:
+			t.Fatalf("a repeat got %v", got)
+		case s.ack == nil:
+			s.ack = got
+		case !got.Duplicate || got.MessageId != s.ack.MessageId || got.Seq != s.ack.Seq || got.PrevSeq != s.ack.PrevSeq || got.ServerTimeMs != s.ack.ServerTimeMs:
+			t.Errorf("a repeat got %v, at first it was %v", got, s.ack)
+		default:
+			acked++
+		}
+	}
+	b := testenv.Login(t, n.URL(), protocol.JSON, n.Token(to), "check")
+	bySeq := map[int64]*clientv1.Entry{}
+	h := &clientv1.History{ConversationId: protocol.DirectID(from, to), Limit: 500}
+	last := int64(0)
+	for {
+		p := b.History(h)
+		for _, e := range p.Entries {
+			if e.PrevSeq != last {
+				t.Errorf("%d names %d before it, it is %d", e.Seq, e.PrevSeq, last)
+			}
+			last = e.Seq
+			bySeq[e.Seq] = e
+		}
+		h.AfterSeq = p.CompleteTo
+		if p.End {
+			break
+		}
+	}
+	if len(bySeq) != len(all) {
+		t.Errorf("%s wrote %d messages, the log has %d", from, len(all), len(bySeq))
+	}
+	for _, s := range all {
+		e := bySeq[s.ack.Seq]
+		if e == nil || e.MessageId != s.ack.MessageId || e.ClientMessageId != s.send.ClientMessageId || e.Content.GetText() != s.send.Content.GetText() {
+			t.Errorf("at %d the log has %v, the ack said %v", s.ack.Seq, e, s.ack)
+		}
+	}
+	return acked
+}
