@@ -796,7 +796,7 @@ export class Client {
     for (const [conversation, seq] of this.#reads) {
       const value = create(ReadSchema, { conversationId: conversation.id, seq: BigInt(seq) });
       conn.request({ case: "read", value }, (answer) => {
-        if (!answer) return this.#readSoon();
+        if (!answer) return; // Asked again on the next connection.
         if (this.#reads.get(conversation) === seq) this.#reads.delete(conversation);
         if (answer.kind.case === "receipt") this.#receipt(answer.kind.value);
       });
