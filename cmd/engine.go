@@ -49,6 +49,8 @@ type engine struct {
 // checks what can be checked.
 func (e *engine) serve(ctx context.Context) (err error) {
 	e.build = obs.ThisBuild()
+	syscall.Umask(0o077)           // nothing of ours is for other users, whatever made it
+	signal.Ignore(syscall.SIGPIPE) // losing the reader of the log must not end the node
 	path, err := e.cfg.dataDir(e.app.getenv)
 	if err != nil {
 		return err

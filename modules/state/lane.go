@@ -99,7 +99,6 @@ type laneRow struct {
 	size    int
 	arrived time.Time // of the newest waiter
 	state   rowState
-	tried   bool     // a call with it had an unknown outcome: it may be stored
 	home    *laneRun // in whose rows it is queued
 	waiters []waiter // the first brought it
 	open    int      // waiters without an answer
@@ -497,15 +496,13 @@ func (l *lane) result(ev evResult) {
 	l.out = nil
 	switch {
 	case unknown(ev.err), w.change == nil && ev.err == nil && len(ev.results) != len(w.rows),
-		w.mayBeStored() && !final(ev.err):
+		w.reruns > 0 && !final(ev.err):
 		l.rerun(w)
 	case w.change != nil:
 		l.changed(w.change, ev)
 	case ev.err == nil:
 		l.measure(len(w.rows), ev.took)
-		for i, row := range w.rows {
-			l.stored(row, ev.results[i])
-		}
+		l.answered(w, ev.results)
 	default:
 		l.failed(w, ev.err)
 	}
@@ -520,11 +517,6 @@ func unknown(err error) bool {
 // would end in the same way.
 func final(err error) bool { return err == nil || typed(err) && !im.Retryable(err) }
 
-// mayBeStored reports whether an earlier try had an unknown outcome.
-func (w *work) mayBeStored() bool {
-	return w.reruns > 0 || len(w.rows) > 0 && w.rows[0].tried
-}
-
 // typed reports whether err carries a reason of its own.
 func typed(err error) bool {
 	var e *im.Error
@@ -536,9 +528,6 @@ func (l *lane) rerun(w *work) {
 	w.after = firstRerun << min(w.reruns, 10)
 	w.after = min(w.after, maxRerun)
 	w.reruns++
-	for _, row := range w.rows {
-		row.tried = true
-	}
 	l.out, l.fx.work = w, w
 }
 
@@ -552,6 +541,24 @@ func (l *lane) measure(rows int, took time.Duration) {
 		return
 	}
 	l.rate += (rate - l.rate) / 5
+}
+
+// answered takes the results of a call that succeeded. A row that may be stored
+// and was not looked at, as its conversation was locked, runs again.
+func (l *lane) answered(w *work, results []store.AppendResult) {
+	var again []*laneRow
+	for i, row := range w.rows {
+		if w.reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
+			again = append(again, row)
+			continue
+		}
+		l.stored(row, results[i])
+	}
+	if len(again) > 0 {
+		next := &work{rows: again, reruns: w.reruns}
+		next.prepare()
+		l.rerun(next)
+	}
 }
 
 // stored takes the result of one row of a call that succeeded.
@@ -593,14 +600,16 @@ func (l *lane) changed(r *laneRun, ev evResult) {
 	l.fx.committed = append(l.fx.committed, committed{change: &ev.change, own: own})
 }
 
-// failed takes a call that stored nothing. A store that is away refuses its
+// failed takes a call that stored nothing, now or, if this is its final word,
+// in an earlier try. A store that is away refuses its
 // rows; any other failure may be the fault of one row, which halving finds.
 func (l *lane) failed(w *work, err error) {
 	l.failures++
 	var e *im.Error
-	known := errors.As(err, &e)
-	if !w.mayBeStored() && (known && im.Retryable(e) || l.failures > searchFailures) {
-		l.giveUp(w.rows)
+	if known := errors.As(err, &e); known && im.Retryable(e) || l.failures > searchFailures {
+		rows := slices.Concat(append(l.parts, w.rows)...)
+		l.parts = nil
+		l.away(rows)
 		return
 	}
 	if n := len(w.rows); n > 1 {
@@ -614,21 +623,6 @@ func (l *lane) failed(w *work, err error) {
 		l.abandon(row)
 	}
 	l.finish(row)
-}
-
-// giveUp refuses rows, and what is left of their batch but for parts that may
-// be stored: those must run.
-func (l *lane) giveUp(rows []*laneRow) {
-	var keep [][]*laneRow
-	for _, p := range l.parts {
-		if p[0].tried {
-			keep = append(keep, p)
-		} else {
-			rows = slices.Concat(rows, p)
-		}
-	}
-	l.parts = keep
-	l.away(rows)
 }
 
 // away refuses rows because the store is out of reach, and what their runs
@@ -674,7 +668,7 @@ func (l *lane) issue(now time.Time) {
 func (l *lane) wanted(rows []*laneRow) []*laneRow {
 	var keep []*laneRow
 	for _, row := range rows {
-		if row.open > 0 || row.tried {
+		if row.open > 0 {
 			keep = append(keep, row)
 		} else {
 			l.finish(row)
@@ -684,11 +678,14 @@ func (l *lane) wanted(rows []*laneRow) []*laneRow {
 }
 
 func (l *lane) begin(w *work) {
-	if w.change == nil {
-		w.append = make([]store.AppendRow, len(w.rows))
-		for i, row := range w.rows {
-			w.append[i] = row.row
-		}
-	}
+	w.prepare()
 	l.out, l.fx.work = w, w
+}
+
+// prepare sets what the store gets.
+func (w *work) prepare() {
+	w.append = make([]store.AppendRow, len(w.rows))
+	for i, row := range w.rows {
+		w.append[i] = row.row
+	}
 }

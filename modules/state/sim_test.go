@@ -141,13 +141,13 @@ func (s *sim) apply(rows []store.AppendRow, locked im.ConversationID) []store.Ap
 	res := make([]store.AppendResult, len(rows))
 	behind := map[int]bool{}
 	for i, r := range rows {
-		if seq, id := s.find(keyOf(&r)); seq != 0 {
-			res[i] = store.AppendResult{Seq: seq, MessageID: id, Duplicate: true}
-			continue
-		}
-		if behind[r.Run] || r.Conversation == locked {
+		if r.Conversation == locked || behind[r.Run] {
 			behind[r.Run] = true
 			res[i].Err = errAway()
+			continue
+		}
+		if seq, id := s.find(keyOf(&r)); seq != 0 {
+			res[i] = store.AppendResult{Seq: seq, MessageID: id, Duplicate: true}
 			continue
 		}
 		s.log[r.Conversation] = append(s.log[r.Conversation], simRow{keyOf(&r), r.MessageID})
