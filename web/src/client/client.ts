@@ -4,13 +4,9 @@
 import { create } from "@bufbuild/protobuf";
 import {
   Ack,
-  AckRangeSchema,
   CursorSchema,
-  DeliveryAckSchema,
   HistorySchema,
   type Receipt as ReceiptFrame,
-  ReadSchema,
-  RefreshTokenSchema,
   SendSchema,
   type SendAck,
   type ServerFrame,
@@ -18,11 +14,12 @@ import {
   type SyncResult,
   type Welcome,
 } from "../gen/imd/client/v1/client_pb.js";
-import { backoff } from "./backoff.js";
 import type { Encoding } from "./codec.js";
-import { Connection, type End, type SocketFactory } from "./connection.js";
-import { Conversation, receiptMembers } from "./conversation.js";
-import { ImdError, SignInRequired } from "./errors.js";
+import type { Connection, SocketFactory } from "./connection.js";
+import { Conversation } from "./conversation.js";
+import { ImdError } from "./errors.js";
+import { Link, type LinkState, type TokenReason } from "./link.js";
+import { Marks } from "./marks.js";
 import {
   checkContent,
   type Content,
@@ -42,9 +39,7 @@ import { Outbox, type OutboxItem, type OutboxSend } from "./outbox.js";
 import { memoryStore, type OutboxStore } from "./store.js";
 import type { Stretch } from "./stretches.js";
 import type { Effects, HistoryRequest } from "./timeline.js";
-
-/** Why a token is asked for: to begin, to connect again, because the last one expired, or to go on before it does. */
-export type TokenReason = "start" | "reconnect" | "token_expired" | "refresh";
+import { Timers } from "./timers.js";
 
 /** How to reach the server and as whom. */
 export interface ClientOptions {
@@ -75,19 +70,8 @@ export interface ClientOptions {
   newId?: () => string;
 }
 
-/** idle: not started. stopped: only a person or a new token helps; reason says why. */
-export type Phase = "idle" | "joining" | "online" | "waiting" | "stopped";
-
 /** The state of the connection. */
-export interface ClientState {
-  phase: Phase;
-  /** Online, but the server has asked to move to another connection. */
-  draining: boolean;
-  /** Of the last end: a reason of the error table, or empty. */
-  reason: string;
-  message: string;
-  /** Milliseconds since 1970 of the next attempt while waiting; 0 otherwise. */
-  retryAt: number;
+export interface ClientState extends LinkState {
   /** Whether a list of all conversations has been read since the start. */
   synced: boolean;
 }
@@ -109,11 +93,6 @@ export interface ClientEvents {
 const pageLimit = 30;
 const historyLimit = 50;
 const cursorLimit = 256;
-const ackEntries = 32;
-const ackDelayMs = 250;
-const ackDelayLargeMs = 2_000;
-const readIntervalMs = 1_000;
-const steadyMs = 10_000;
 const orphanLimit = 256;
 const syncRetryMs = 500;
 const contentLimitBytes = 16_384;
@@ -123,32 +102,26 @@ export class Client {
   readonly userId: string;
   #options: Required<ClientOptions>;
   #listeners = new Set<Partial<ClientEvents>>();
-  #state: ClientState = { phase: "idle", draining: false, reason: "", message: "", retryAt: 0, synced: false };
+  #state: ClientState;
+  #link: Link;
+  #marks: Marks;
+  #timers = new Timers();
   #conversations = new Map<string, Conversation>();
+  /** Entries of conversations that no sync has named yet. */
   #orphans = new Map<string, Entry[]>();
   #outbox = new Outbox();
   #limit = contentLimitBytes;
   #features: readonly string[] = [];
 
-  #conn: Connection | undefined;
-  #joining: Connection | undefined;
-  #life = 0;
-  #attempt = 0;
-  #token = "";
   #dataEpoch = "";
-
   #syncToken = "";
-  #syncing = false;
+  /** The connection that a sync runs on. */
+  #syncing: Connection | undefined;
   /** From the end of a connection to the end of the sync of the next one. */
   #paused = true;
   #syncAgain = false;
   #fullIds: Set<string> | undefined;
   #cursors = new Map<string, number>();
-  #ackable = new Set<Conversation>();
-  #ackCount = 0;
-  #reads = new Map<Conversation, number>();
-  #readAt = 0;
-  #timers = new Map<string, ReturnType<typeof setTimeout>>();
 
   constructor(options: ClientOptions) {
     this.userId = options.userId;
@@ -162,6 +135,18 @@ export class Client {
       newId: uuid4,
       ...options,
     };
+    this.#link = new Link(this.#options, {
+      joining: (conn) => this.#beginSync(conn),
+      online: (_, welcome) => this.#online(welcome),
+      offline: () => this.#offline(),
+      event: (frame) => this.#event(frame),
+      state: () => this.#set({}),
+    });
+    this.#state = { ...this.#link.state, synced: false };
+    this.#marks = new Marks(
+      () => this.#link.conn,
+      (receipt) => this.#receipt(receipt),
+    );
     for (const item of this.#options.store.load(this.userId).sort((a, b) => a.at - b.at)) this.#restore(item);
   }
 
@@ -216,32 +201,23 @@ export class Client {
 
   /** Connects, and again whenever the connection ends, until stop or a reason that only a person can change. */
   start(): void {
-    if (this.#state.phase !== "idle" && this.#state.phase !== "stopped") return;
-    this.#attempt = 0;
-    void this.#join("start");
+    this.#link.start();
   }
 
   /** Disconnects. Unsent messages stay in the store. */
   stop(): void {
-    this.#life++;
-    for (const timer of this.#timers.values()) clearTimeout(timer);
+    this.#link.stop();
     this.#timers.clear();
-    this.#joining?.close();
-    this.#conn?.close();
-    this.#joining = this.#conn = undefined;
-    this.#disconnected();
-    this.#set({ phase: "idle", draining: false, retryAt: 0 });
   }
 
   /** Tries at once instead of at the end of a wait: the network is back, or the person looks at the page again. */
   wake(): void {
-    if (this.#state.phase === "waiting") void this.#join("reconnect");
+    this.#link.wake();
   }
 
   /** The network changed: the connection is taken for dead. */
   networkChanged(): void {
-    this.#conn?.drop("the network changed");
-    this.#joining?.drop("the network changed");
+    this.#link.drop("the network changed");
   }
 
   // --- Writing ---
@@ -290,9 +266,7 @@ export class Client {
     if (conversation.id === "" || seq <= conversation.timeline.readSeq) return;
     conversation.timeline.read(seq);
     this.#changed(conversation);
-    if (conversation.role === Role.UNSPECIFIED) return;
-    this.#reads.set(conversation, seq);
-    this.#readSoon();
+    if (conversation.role !== Role.UNSPECIFIED) this.#marks.read(conversation, seq);
   }
 
   /** Takes over how far members have come, as a list of members says; later changes come by themselves. */
@@ -336,123 +310,26 @@ export class Client {
 
   // --- Connection ---
 
-  async #join(reason: TokenReason): Promise<void> {
-    const life = ++this.#life;
-    this.#cancel("join");
-    this.#joining?.close();
-    this.#joining = undefined;
-    if (!this.#conn) this.#set({ phase: "joining", retryAt: 0 });
-    try {
-      this.#token = await this.#options.token(reason);
-    } catch (error) {
-      if (life !== this.#life) return;
-      if (error instanceof SignInRequired) this.#stopped("bad_token", error.message);
-      else this.#waitToJoin("reconnect", 0, "", String(error));
-      return;
-    }
-    if (life !== this.#life) return;
-    const conn = new Connection(
-      { ...this.#options, token: this.#token },
-      {
-        welcome: (welcome) => this.#welcomed(conn, welcome),
-        event: (frame) => this.#event(conn, frame),
-        ended: (end) => this.#ended(conn, end),
-      },
-    );
-    this.#joining = conn;
-    this.#beginSync(conn);
-  }
-
-  #welcomed(conn: Connection, welcome: Welcome): void {
-    const old = this.#conn;
-    this.#conn = conn;
-    this.#joining = undefined;
-    this.#disconnected();
-    old?.close();
+  #online(welcome: Welcome): void {
+    this.#offline(); // What the connection before did not answer is not answered any more.
     if (this.#dataEpoch !== "" && welcome.dataEpoch !== this.#dataEpoch) this.#resync();
     this.#dataEpoch = welcome.dataEpoch;
     this.#features = welcome.features;
     this.#limit = welcome.limits?.contentBytes || contentLimitBytes;
     for (const c of this.#conversations.values()) c.timeline.connected();
-    this.#ackCount = 0;
-    this.#later("steady", steadyMs, () => (this.#attempt = 0));
-    this.#planRefresh(Number(welcome.tokenExpireMs) - Number(welcome.serverTimeMs));
-    this.#set({ phase: "online", draining: false, reason: "", message: "", retryAt: 0 });
+    this.#marks.online();
     this.#sendOutbox();
-    this.#readSoon();
   }
 
-  #ended(conn: Connection, end: End): void {
-    if (conn === this.#conn) {
-      this.#conn = undefined;
-      this.#cancel("steady");
-      this.#cancel("refresh");
-      this.#disconnected();
-      this.#set({ draining: false });
-      // The newer session that took over may be the one that is joining.
-      if (this.#joining && (end.reconnect || end.reason === "superseded")) return this.#set({ phase: "joining", reason: end.reason, message: end.message });
-    } else if (conn === this.#joining) {
-      this.#joining = undefined;
-    } else {
-      return;
-    }
-    if (!end.reconnect) return this.#stopped(end.reason, end.message);
-    const reason = end.reason === "token_expired" ? "token_expired" : "reconnect";
-    this.#waitToJoin(reason, end.retryAfterMs, end.reason, end.message);
-  }
-
-  #waitToJoin(why: TokenReason, retryAfterMs: number, reason: string, message: string): void {
-    const wait = retryAfterMs || backoff(this.#attempt++, this.#options.random);
-    this.#later("join", wait, () => void this.#join(why));
-    if (!this.#conn) this.#set({ phase: "waiting", reason, message, retryAt: Date.now() + wait });
-  }
-
-  #stopped(reason: string, message: string): void {
-    this.stop();
-    this.#set({ phase: "stopped", reason, message });
-  }
-
-  /** Nothing written on the old connection will be answered any more. */
-  #disconnected(): void {
+  #offline(): void {
     this.#outbox.disconnected();
+    this.#marks.offline();
+    this.#timers.clear();
     this.#paused = true;
     for (const c of this.#conversations.values()) c.timeline.disconnected();
-    this.#cancel("outbox");
-    this.#cancel("ack");
   }
 
-  #drain(conn: Connection, reconnectAfterMs: number): void {
-    if (conn !== this.#conn || this.#joining) return;
-    this.#set({ draining: true, reason: "drain" });
-    this.#later("join", reconnectAfterMs, () => void this.#join("reconnect"));
-  }
-
-  #planRefresh(lifeMs: number): void {
-    if (!(lifeMs > 0)) return;
-    this.#later("refresh", Math.min(lifeMs * 0.8, 2 ** 31 - 1), () => void this.#refresh());
-  }
-
-  async #refresh(): Promise<void> {
-    const conn = this.#conn;
-    let token: string;
-    try {
-      token = await this.#options.token("refresh");
-    } catch {
-      return; // The old token holds to its end; then it is asked for again.
-    }
-    if (!conn?.online || conn !== this.#conn || token === this.#token) return;
-    const asked = create(RefreshTokenSchema, { token });
-    conn.request({ case: "refreshToken", value: asked }, (answer) => {
-      if (answer?.kind.case !== "refreshResult") return;
-      this.#token = token;
-      this.#planRefresh(Number(answer.kind.value.tokenExpireMs) - Date.now());
-    });
-  }
-
-  // --- Frames ---
-
-  #event(conn: Connection, frame: ServerFrame): void {
-    if (conn !== this.#conn) return;
+  #event(frame: ServerFrame): void {
     const kind = frame.kind;
     switch (kind.case) {
       case "deliver":
@@ -461,8 +338,6 @@ export class Client {
         return this.#head(kind.value.conversationId, Number(kind.value.seq));
       case "receipt":
         return this.#receipt(kind.value);
-      case "drain":
-        return this.#drain(conn, kind.value.reconnectAfterMs);
       case "sendAck":
         return this.#sendAck(frame.id, kind.value);
       default:
@@ -502,12 +377,11 @@ export class Client {
   /** Does what a timeline asks for. */
   #do(conversation: Conversation, fx: Effects): void {
     for (const entry of fx.show) conversation.observe(entry);
-    this.#ackCount += fx.show.length;
     for (const id of fx.sent) this.#settled(id);
     if (fx.sync) this.#syncSoon();
     if (fx.history) this.#request(conversation, fx.history);
     this.#tickLater(conversation);
-    this.#ackSoon(conversation);
+    this.#marks.shown(conversation, fx.show.length);
     this.#changed(conversation);
   }
 
@@ -520,8 +394,8 @@ export class Client {
   #tickLater(conversation: Conversation): void {
     const { timeline } = conversation;
     const name = `tick ${conversation.id}`;
-    if (timeline.wakeAt === undefined) return this.#cancel(name);
-    this.#later(name, timeline.wakeAt - Date.now(), () => this.#do(conversation, timeline.tick(Date.now())));
+    if (timeline.wakeAt === undefined) return this.#timers.cancel(name);
+    this.#timers.set(name, timeline.wakeAt - Date.now(), () => this.#do(conversation, timeline.tick(Date.now())));
   }
 
   /** Reads what a timeline lacks. */
@@ -553,11 +427,11 @@ export class Client {
   }
 
   #sendOutbox(): void {
-    const conn = this.#conn;
-    if (conn?.online) {
+    const { conn } = this.#link;
+    if (conn) {
       for (const send of this.#outbox.take(Date.now(), () => conn.nextId())) this.#write(conn, send);
       const at = this.#outbox.wakeAt(Date.now());
-      if (at !== undefined) this.#later("outbox", at - Date.now(), () => this.#sendOutbox());
+      if (at !== undefined) this.#timers.set("outbox", at - Date.now(), () => this.#sendOutbox());
     }
     this.#tell("state");
   }
@@ -646,11 +520,11 @@ export class Client {
 
   #syncSoon(): void {
     if (this.#syncing) this.#syncAgain = true;
-    else if (this.#conn?.online) this.#beginSync(this.#conn);
+    else if (this.#link.conn) this.#beginSync(this.#link.conn);
   }
 
   #beginSync(conn: Connection): void {
-    this.#syncing = true;
+    this.#syncing = conn;
     this.#syncAgain = false;
     this.#fullIds = undefined;
     this.#requestSync(conn);
@@ -665,9 +539,10 @@ export class Client {
       pageLimit,
     });
     conn.request({ case: "sync", value: sync }, (answer) => {
-      if (answer?.kind.case === "syncResult") this.#synced(conn, answer.kind.value);
-      else if (answer) this.#later("sync", syncRetryMs * (1 + this.#options.random()), () => this.#conn && this.#beginSync(this.#conn));
-      else if (conn === this.#conn || conn === this.#joining) this.#syncing = false;
+      if (conn !== this.#syncing) return; // Another connection has begun its own.
+      if (answer?.kind.case === "syncResult") return this.#synced(conn, answer.kind.value);
+      this.#syncing = undefined;
+      if (answer) this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
     });
   }
 
@@ -677,7 +552,8 @@ export class Client {
     this.#syncToken = result.syncToken;
     if (result.more) return this.#requestSync(conn);
     if (this.#fullIds) this.#forgetOthers(this.#fullIds);
-    this.#syncing = this.#paused = false;
+    this.#syncing = undefined;
+    this.#paused = false;
     this.#orphans.clear();
     this.#set({ synced: true });
     this.#tell("conversations");
@@ -719,8 +595,7 @@ export class Client {
         continue;
       }
       this.#conversations.delete(key);
-      this.#reads.delete(conversation);
-      this.#ackable.delete(conversation);
+      this.#marks.forget(conversation);
     }
   }
 
@@ -729,9 +604,8 @@ export class Client {
     this.#syncToken = "";
     this.#cursors.clear();
     this.#orphans.clear();
-    this.#reads.clear();
-    this.#ackable.clear();
     for (const conversation of this.#conversations.values()) {
+      this.#marks.forget(conversation);
       for (const id of conversation.timeline.resync()) this.#withdrawn(id);
       conversation.receipts.clear();
       conversation.lastMessage = undefined;
@@ -751,56 +625,13 @@ export class Client {
       backward: request.backward,
     });
     return new Promise((resolve) => {
-      if (!this.#conn?.online) return resolve(undefined);
-      this.#conn.request({ case: "history", value }, (answer) => {
+      const { conn } = this.#link;
+      if (!conn) return resolve(undefined);
+      conn.request({ case: "history", value }, (answer) => {
         if (answer?.kind.case === "historyResult" && answer.kind.value.page) resolve(pageOf(answer.kind.value.page));
         else resolve(answer && ImdError.of(answer.kind.case === "error" ? answer.kind.value : undefined));
       });
     });
-  }
-
-  // --- Acks and reads ---
-
-  #ackSoon(conversation: Conversation): void {
-    if (!conversation.timeline.ackDue) return;
-    this.#ackable.add(conversation);
-    if (this.#ackCount >= ackEntries) return this.#ackNow();
-    const large = conversation.memberCount > receiptMembers;
-    if (!this.#timers.has("ack")) this.#later("ack", large ? ackDelayLargeMs : ackDelayMs, () => this.#ackNow());
-  }
-
-  #ackNow(): void {
-    this.#cancel("ack");
-    if (!this.#conn?.online) return;
-    const ranges = [...this.#ackable].flatMap((c) => c.takeAcks());
-    this.#ackable.clear();
-    this.#ackCount = 0;
-    if (ranges.length === 0) return;
-    const value = create(DeliveryAckSchema, {
-      ranges: ranges.map((r) =>
-        create(AckRangeSchema, { conversationId: r.conversationId, afterSeq: BigInt(r.after), seq: BigInt(r.seq) }),
-      ),
-    });
-    this.#conn.write({ case: "ack", value });
-  }
-
-  #readSoon(): void {
-    if (this.#reads.size === 0 || this.#timers.has("read")) return;
-    this.#later("read", Math.max(0, this.#readAt + readIntervalMs - Date.now()), () => this.#readNow());
-  }
-
-  #readNow(): void {
-    const conn = this.#conn;
-    if (!conn?.online) return;
-    this.#readAt = Date.now();
-    for (const [conversation, seq] of this.#reads) {
-      const value = create(ReadSchema, { conversationId: conversation.id, seq: BigInt(seq) });
-      conn.request({ case: "read", value }, (answer) => {
-        if (!answer) return; // Asked again on the next connection.
-        if (this.#reads.get(conversation) === seq) this.#reads.delete(conversation);
-        if (answer.kind.case === "receipt") this.#receipt(answer.kind.value);
-      });
-    }
   }
 
   // --- Helpers ---
@@ -810,32 +641,12 @@ export class Client {
   }
 
   #set(state: Partial<ClientState>): void {
-    this.#state = { ...this.#state, ...state };
+    this.#state = { ...this.#state, ...this.#link.state, ...state };
     this.#tell("state");
   }
 
   #tell<K extends keyof ClientEvents>(event: K, ...args: Parameters<ClientEvents[K]>): void {
     for (const listener of this.#listeners) (listener[event] as ((...a: unknown[]) => void) | undefined)?.(...args);
-  }
-
-  /** Does something later; under one name, the newest wins. */
-  #later(name: string, ms: number, what: () => void): void {
-    this.#cancel(name);
-    this.#timers.set(
-      name,
-      setTimeout(
-        () => {
-          this.#timers.delete(name);
-          what();
-        },
-        Math.max(0, ms),
-      ),
-    );
-  }
-
-  #cancel(name: string): void {
-    clearTimeout(this.#timers.get(name));
-    this.#timers.delete(name);
   }
 }
 

@@ -2,7 +2,7 @@
 // receipts and its timeline.
 
 import { ConversationKind, type Entry, EntryKind, MemberAction, type Receipt, Role, type State } from "./model.js";
-import { type AckRange, type Item, Timeline } from "./timeline.js";
+import { type Item, Timeline } from "./timeline.js";
 
 /** Further behind than this, the newest page is taken and what lies between is a gap. */
 const farBehind = 500;
@@ -144,10 +144,5 @@ export class Conversation {
         break;
       default:
     }
-  }
-
-  /** What to acknowledge now, each with this conversation's id. */
-  takeAcks(): (AckRange & { conversationId: string })[] {
-    return this.timeline.takeAcks().map((range) => ({ ...range, conversationId: this.id }));
   }
 }

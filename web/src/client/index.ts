@@ -2,11 +2,12 @@
 // conversations, timelines and an outbox, and the calls of the HTTP API.
 
 export { Api, type ApiOptions, type Change, type Member } from "./api.js";
-export { Client, type ClientEvents, type ClientOptions, type ClientState, type Phase, type TokenReason, uuid4 } from "./client.js";
+export { Client, type ClientEvents, type ClientOptions, type ClientState, uuid4 } from "./client.js";
 export { type Encoding, subprotocols } from "./codec.js";
 export type { Socket, SocketFactory } from "./connection.js";
 export { Conversation, type Mark, receiptMembers } from "./conversation.js";
 export { ImdError, reasonInfo, SignInRequired } from "./errors.js";
+export type { Phase, TokenReason } from "./link.js";
 export {
   type Content,
   contentBytes,
