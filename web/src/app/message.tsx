@@ -32,15 +32,17 @@ export const Message = lazily(function Message({ id, entry, mine, joined, named,
       {named && <span class="message-face">{!joined && <Avatar name={entry.sender || "imd"} size="s" />}</span>}
       <div class="bubble">
         {named && !joined && <bdi class="message-sender">{entry.sender || "System"}</bdi>}
-        {entry.content ? <Text text={contentText(entry)} /> : <em class="recalled">This message was recalled</em>}
-        <span class="meta">
-          <time title={fullTime(entry.at)}>{timeOf(entry.at)}</time>
-          {mine && (
-            <span class={`mark mark-${mark}`} title={markTitle} role="img" aria-label={markTitle}>
-              {mark === "sent" ? <icons.Check /> : <icons.Checks />}
-            </span>
-          )}
-        </span>
+        <div class="bubble-body">
+          {entry.content ? <Text text={contentText(entry)} /> : <em class="recalled">This message was recalled</em>}
+          <span class="meta">
+            <time title={fullTime(entry.at)}>{timeOf(entry.at)}</time>
+            {mine && (
+              <span class={`mark mark-${mark}`} title={markTitle} role="img" aria-label={markTitle}>
+                {mark === "sent" ? <icons.Check /> : <icons.Checks />}
+              </span>
+            )}
+          </span>
+        </div>
       </div>
     </li>
   );
@@ -61,13 +63,15 @@ export function Local({ local, joined, stuck, retry, withdraw }: LocalProps) {
   return (
     <li class={`${bubbleClass(true, joined)} message-${local.state}`} data-key={local.clientMessageId}>
       <div class="bubble">
-        <Text text={local.content.text ?? ""} />
-        <span class="meta">
-          <time title={fullTime(local.at)}>{timeOf(local.at)}</time>
-          <span class="mark" title={failed ? "Not sent" : "Waiting"} role="img" aria-label={failed ? "Not sent" : "Waiting"}>
-            {failed ? <icons.Alert /> : <icons.Clock />}
+        <div class="bubble-body">
+          <Text text={local.content.text ?? ""} />
+          <span class="meta">
+            <time title={fullTime(local.at)}>{timeOf(local.at)}</time>
+            <span class="mark" title={failed ? "Not sent" : "Waiting"} role="img" aria-label={failed ? "Not sent" : "Waiting"}>
+              {failed ? <icons.Alert /> : <icons.Clock />}
+            </span>
           </span>
-        </span>
+        </div>
       </div>
       {(failed || stuck) && (
         <div class="rescue">
