@@ -1,6 +1,51 @@
 # Everything a developer runs. `make help` lists the targets.
 PATH := $(PATH):$(CURDIR)/web/node_modules/.bin
 
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
+OBS     := github.com/imdhq/imd/pkg/obs
+LDFLAGS := -s -w -X $(OBS).version=$(VERSION) -X $(OBS).commit=$(COMMIT) -X $(OBS).date=$(DATE)
+
+# One set of flags for everything that links SQLite or etcd: another set would
+# compile them once more.
+PLAIN := CGO_ENABLED=0 go
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z\/_-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/imd, a static binary
+	$(PLAIN) build -trimpath -ldflags "$(LDFLAGS)" -o bin/imd .
+
+.PHONY: run
+run: build ## Build and start a development server that keeps its data in ./data
+	bin/imd dev --data-dir ./data
+
+.PHONY: test
+test: ## Run the tests of both Go modules
+	$(PLAIN) test -trimpath ./...
+	cd sdk/go && go test -race ./...
+
+.PHONY: lint
+lint: ## Check formatting, and what go vet and buf find
+	@! gofmt -l $$(git ls-files '*.go' | grep -v /gen/) | grep .
+	$(PLAIN) vet -trimpath ./...
+	cd sdk/go && go vet ./...
+	@! command -v buf >/dev/null || buf lint
+
+.PHONY: example
+example: ## Write config.example.yaml anew from the configuration structs
+	$(PLAIN) run -trimpath . config docs --example > config.example.yaml.new
+	mv config.example.yaml.new config.example.yaml
+
+.PHONY: web
+web: web/node_modules ## Build the chat page into web/dist
+	cd web && npm run build
+
 .PHONY: gen
 gen: web/node_modules ## Generate code from proto/
 	buf lint

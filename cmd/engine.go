@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/im"
@@ -22,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/web"
 )
 
 // engine is one running node: what serve and dev share.
@@ -48,6 +50,8 @@ type engine struct {
 // checks what can be checked.
 func (e *engine) serve(ctx context.Context) (err error) {
 	e.build = obs.ThisBuild()
+	syscall.Umask(0o077)           // nothing of ours is for other users, whatever made it
+	signal.Ignore(syscall.SIGPIPE) // losing the reader of the log must not end the node
 	path, err := e.cfg.dataDir(e.app.getenv)
 	if err != nil {
 		return err
@@ -114,19 +118,23 @@ func (e *engine) assemble() error {
 	boot := datadir.RandomID("", 10)
 	e.points = datadir.Endpoints{
 		Node: id, BootID: boot, PID: os.Getpid(), Version: e.build.Version, Dev: e.demo != nil, Started: time.Now().UTC().Truncate(time.Millisecond),
+		Audience: e.cfg.auth.Audience, Issuer: e.cfg.auth.Issuer,
 	}
 	e.log = e.log.With(obs.Node(id))
 	e.reg, e.ready, e.pulse = obs.NewRegistry(e.build), module.NewReady(), obs.NewPulse(e.app.getenv)
-	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, e.reg, e.build)
+	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, boot, e.reg, e.build)
 	public := http.NewServeMux()
-	public.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	public.Handle("GET /livez", obs.Livez(e.pulse, boot))
+	public.Handle("/", web.Handler())
 	if e.demo != nil {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
+	ctl, peers := &control.Handle{}, peer.NewSet(id, e.log)
+	admin.New(admin.Deps{Node: id, View: ctl.View, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
-		Reg: e.reg, Config: e.cfg.values.Decode, Control: &control.Handle{}, Store: &store.Handle{},
-		Peers: peer.NewSet(id, e.log), Ready: e.ready, Keys: e.keys(),
+		Reg: e.reg, Config: e.cfg.values.Decode, Control: ctl, Store: &store.Handle{},
+		Peers: peers, Ready: e.ready, Keys: e.keys(),
 		MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	var err error
@@ -139,7 +147,10 @@ func (e *engine) assemble() error {
 			return &env
 		},
 	})
-	return err
+	if err != nil {
+		return &module.ConfigError{Err: err} // nothing was opened yet, so only the settings can be wrong
+	}
+	return nil
 }
 
 // live opens the ops listener, so that probes answer while modules start, and

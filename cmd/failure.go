@@ -17,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // Exit statuses. They are part of what scripts and units rely on.
@@ -63,7 +64,7 @@ func newFailure(exit int, reason, message, hint string) *failure {
 }
 
 // configCauses are errors of other packages that mean a wrong configuration.
-var configCauses []error
+var configCauses = []error{store.ErrSchema, store.ErrClock, store.ErrDSN}
 
 // classify finds out what an error means to the user.
 func classify(err error) *failure {

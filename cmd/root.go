@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/module"
 )
 
@@ -95,11 +96,10 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 5 unavailable, 6 conflict, 78 wrong configuration, 130 interrupted.`,
 		Example:       "  imd dev                                  try it: two demo users, throwaway data\n  imd serve --roles=all                    run a server\n  imd token mint --user alice              make a token for a user",
 		SilenceErrors: true, SilenceUsage: true,
-		Args: cobra.NoArgs,
 	}
 	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
-	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newVersion(a))
+	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVersion(a))
 	markRan(root)
 	return root
 }
@@ -114,13 +114,21 @@ func markRan(c *cobra.Command) {
 			}
 			return nil
 		}
-	} else if c.HasParent() {
+	} else {
 		c.Args = cobra.ArbitraryArgs
 		c.RunE = func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+			if len(args) == 0 {
+				return c.Help()
 			}
-			return c.Help()
+			var names []string
+			for _, sub := range c.Commands() {
+				names = append(names, sub.Name())
+			}
+			hint := ""
+			if n := config.Nearest(args[0], names); n != "" {
+				hint = "; did you mean " + n + "?"
+			}
+			return fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)
 		}
 	}
 	for _, sub := range c.Commands() {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -76,6 +77,8 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 		return Claims{}, badToken("there is no token")
 	case len(token) > MaxToken:
 		return Claims{}, badToken("the token is longer than %d bytes", MaxToken)
+	case strings.ContainsAny(token, "\r\n"): // base64 would skip them, and one token have many texts
+		return Claims{}, badToken("the token is malformed")
 	}
 	var raw rawClaims
 	if t, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {

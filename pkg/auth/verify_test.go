@@ -192,6 +192,7 @@ func TestVerifyKeys(t *testing.T) {
 		{name: "a changed payload", token: parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"bob"}`)) + "." + parts[2],
 			reason: clientv1.Reason_REASON_BAD_TOKEN, text: "signature"},
 		{name: "no token", token: "", reason: clientv1.Reason_REASON_BAD_TOKEN, text: "no token"},
+		{name: "a line break", token: valid + "\n", reason: clientv1.Reason_REASON_BAD_TOKEN, text: "malformed"},
 		{name: "a word", token: "word", reason: clientv1.Reason_REASON_BAD_TOKEN, text: "malformed"},
 		{name: "two parts", token: parts[0] + "." + parts[1], reason: clientv1.Reason_REASON_BAD_TOKEN, text: "malformed"},
 		{name: "endless", token: strings.Repeat("a", MaxToken+1), reason: clientv1.Reason_REASON_BAD_TOKEN, text: "longer"},

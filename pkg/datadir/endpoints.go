@@ -23,6 +23,8 @@ type Endpoints struct {
 	Public   string    `json:"public,omitempty"` // host:port; "" = none
 	Ops      string    `json:"ops,omitempty"`
 	Internal string    `json:"internal,omitempty"`
+	Audience string    `json:"audience,omitempty"` // of the tokens this node takes
+	Issuer   string    `json:"issuer,omitempty"`
 }
 
 // WriteEndpoints replaces the folder's endpoints.json.

@@ -159,7 +159,9 @@ func (n *Node) start(ctx context.Context) (started []*unit, err error) {
 // is there, and announces it as serving. It ends early without an error when
 // ctx is done, and with one when a module fails.
 func (n *Node) serve(ctx context.Context, failed chan error) error {
-	n.announce(ctx, control.Starting)
+	if err := n.announce(ctx, control.Starting); err != nil {
+		return err
+	}
 	tick := time.NewTicker(readyPoll)
 	defer tick.Stop()
 	var logged time.Time
@@ -172,10 +174,10 @@ func (n *Node) serve(ctx context.Context, failed chan error) error {
 		case <-tick.C:
 		}
 	}
-	if ctx.Err() == nil {
-		n.announce(ctx, control.Serving)
+	if ctx.Err() != nil {
+		return nil
 	}
-	return nil
+	return n.announce(ctx, control.Serving)
 }
 
 func (n *Node) ready(ctx context.Context, logged *time.Time) bool {
@@ -195,8 +197,9 @@ func (n *Node) ready(ctx context.Context, logged *time.Time) bool {
 }
 
 // announce changes the state and tells the cluster. An unreachable control
-// plane holds nothing up: the record follows when it is back.
-func (n *Node) announce(ctx context.Context, s control.State) {
+// plane holds nothing up: the record follows when it is back. The only error is
+// that another living process has this node's id.
+func (n *Node) announce(ctx context.Context, s control.State) error {
 	n.mu.Lock()
 	n.record.State = s
 	record := n.record
@@ -212,10 +215,15 @@ func (n *Node) announce(ctx context.Context, s control.State) {
 		actx, cancel := context.WithTimeout(ctx, announceLimit)
 		err := a.Announce(actx, record)
 		cancel()
+		var taken *control.TakenError
+		if errors.As(err, &taken) {
+			return err
+		}
 		if err != nil && ctx.Err() == nil {
 			n.o.Log.Warn("the node could not be announced", zap.String("state", string(s)), zap.Error(err))
 		}
 	}
+	return nil
 }
 
 // stop first tells the cluster that this node takes no new work, then ends the
@@ -223,7 +231,7 @@ func (n *Node) announce(ctx context.Context, s control.State) {
 func (n *Node) stop(units []*unit) error {
 	ctx, cancel := context.WithTimeout(context.Background(), n.o.Grace)
 	defer cancel()
-	n.announce(ctx, control.Draining)
+	_ = n.announce(ctx, control.Draining) // whoever has the id, this node goes
 	var errs []error
 	for _, u := range slices.Backward(units) {
 		began := time.Now()

@@ -142,6 +142,22 @@ func TestOrderOfLife(t *testing.T) {
 	})
 }
 
+// Two living processes with one id would take each other's work: the second
+// one ends.
+func TestTakenIDEndsTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		taken := &control.TakenError{Node: "n1", Ours: "here", Theirs: "there"}
+		n := newNode(t, nil, map[string]module.Module{"a": &announcer{recorder: recorder{name: "a", j: j}, err: taken}}, module.Spec{Name: "a"})
+		if err := n.Run(t.Context()); !errors.Is(err, taken) {
+			t.Errorf("Run() = %v; want %v", err, taken)
+		}
+		if want := "start a, starting, draining, drain a, ran a, close a"; j.all() != want {
+			t.Errorf("got %s; want %s", j.all(), want)
+		}
+	})
+}
+
 func TestFailingStartClosesWhatWasStarted(t *testing.T) {
 	j := &journal{}
 	bad := module.Configf("the schema is newer than this binary")

@@ -35,7 +35,7 @@ func TestProbes(t *testing.T) {
 	ready := module.NewReady()
 	ready.Add("database", func(context.Context) module.Status { return db })
 	reg := obs.NewRegistry(obs.ThisBuild())
-	ops := obs.NewOps(ready, func() control.State { return state }, obs.NewPulse(none), reg, obs.ThisBuild())
+	ops := obs.NewOps(ready, func() control.State { return state }, obs.NewPulse(none), "boot7", reg, obs.ThisBuild())
 	away := module.Status{Reason: "cannot be reached"}
 	tests := []struct {
 		name   string
@@ -82,6 +82,11 @@ func TestProbes(t *testing.T) {
 				t.Errorf("%s = %d %s; want %d with %s", tt.path, w.Code, w.Body, tt.status, tt.body)
 			}
 		})
+	}
+	w := httptest.NewRecorder()
+	ops.ServeHTTP(w, httptest.NewRequest("GET", "/livez", nil))
+	if got := w.Header().Get(control.BootHeader); got != "boot7" {
+		t.Errorf("%s = %q", control.BootHeader, got)
 	}
 	families, err := reg.Gather()
 	if err != nil {

@@ -48,9 +48,9 @@ type Ops struct {
 }
 
 // NewOps makes the handler. state is asked at each probe.
-func NewOps(ready *module.Ready, state func() control.State, pulse *Pulse, g prometheus.Gatherer, b Build) *Ops {
+func NewOps(ready *module.Ready, state func() control.State, pulse *Pulse, boot string, g prometheus.Gatherer, b Build) *Ops {
 	o := &Ops{mux: http.NewServeMux(), ready: ready, state: state, pulse: pulse}
-	o.mux.HandleFunc("GET /livez", o.livez)
+	o.mux.Handle("GET /livez", Livez(pulse, boot))
 	o.mux.HandleFunc("GET /startupz", o.startupz)
 	o.mux.HandleFunc("GET /readyz", o.readyz)
 	o.mux.HandleFunc("GET /readyz/{name}", o.readyOne)
@@ -78,14 +78,19 @@ func Server(h http.Handler) *http.Server {
 	}
 }
 
-// livez never looks at a dependency: restarting this process would not heal
-// one.
-func (o *Ops) livez(w http.ResponseWriter, _ *http.Request) {
-	if !o.pulse.Alive(time.Now()) {
-		http.Error(w, "the process does not get on", http.StatusServiceUnavailable)
-		return
-	}
-	fmt.Fprintln(w, "ok")
+// Livez answers whether the process gets on, and with its boot id in a header,
+// so that a node can tell whether an address still is the process it was. It
+// never looks at a dependency: restarting this process would not heal one.
+func Livez(pulse *Pulse, boot string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(control.BootHeader, boot)
+		w.Header().Set("Cache-Control", "no-store")
+		if !pulse.Alive(time.Now()) {
+			http.Error(w, "the process does not get on", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 }
 
 func (o *Ops) startupz(w http.ResponseWriter, _ *http.Request) {

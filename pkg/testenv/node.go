@@ -21,10 +21,10 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 )
 
-// binary builds the shipped binary once per test process, unless IMD_BIN names
+// binary builds the shipped binary once per test process, unless IMD_TEST_BIN names
 // one. The flags are those of `make build`, so the compile is shared.
 var binary = sync.OnceValues(func() (string, error) {
-	if path := os.Getenv("IMD_BIN"); path != "" {
+	if path := os.Getenv("IMD_TEST_BIN"); path != "" {
 		return path, nil
 	}
 	dir, err := os.MkdirTemp("", "imd-bin")

@@ -27,7 +27,7 @@ func readPageToken(kind, token string) (at string, err error) {
 	}
 	if len(token) <= maxPageToken {
 		if b, derr := base64.RawURLEncoding.Strict().DecodeString(token); derr == nil {
-			if at, ok := strings.CutPrefix(string(b), kind); ok && at != "" {
+			if at, ok := strings.CutPrefix(string(b), kind); ok && at != "" && pageToken(kind, at) == token {
 				return at, nil
 			}
 		}

@@ -1,0 +1,268 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// Times and limits of the directory.
+const (
+	// loginTTL is how long the answer to Admit is remembered.
+	loginTTL  = 2 * time.Second
+	maxLogins = 8192
+	// keyTTL is how long an API key is remembered, and that there is none.
+	keyTTL  = 10 * time.Second
+	maxKeys = 1024
+	// tokenLifetime is the longest a token may be valid.
+	tokenLifetime = 24 * time.Hour
+	// kickTimeout bounds the calls that end sessions.
+	kickTimeout = 800 * time.Millisecond
+)
+
+// gatewayClient is what state asks of a gateway.
+type gatewayClient interface {
+	Kick(context.Context, *v1.KickRequest) (*v1.KickResponse, error)
+}
+
+// Directory implements DirectoryService on top of a State: users, blocks,
+// logins and API keys.
+type Directory struct{ s *State }
+
+// Directory is the directory of the role.
+func (s *State) Directory() Directory { return Directory{s} }
+
+func checkUser(op, id string) error {
+	if !protocol.ValidID(id) {
+		return im.Errorf(clientv1.Reason_REASON_INVALID_ID, op, "the user id is malformed")
+	}
+	return nil
+}
+
+// User tells what is known of a user; see DirectoryService.
+func (d Directory) User(ctx context.Context, req *v1.UserRequest) (*v1.UserResponse, error) {
+	const op = "directory.User"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	u, err := c.store.User(ctx, im.UserID(req.UserId))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, im.Errorf(clientv1.Reason_REASON_NOT_FOUND, op, "there is no such user")
+	}
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	return &v1.UserResponse{UserId: string(u.ID), CreatedMs: u.Created.UnixMilli(), Disabled: u.Disabled}, nil
+}
+
+// SetUser makes a user known, or disables or enables it; see DirectoryService.
+func (d Directory) SetUser(ctx context.Context, req *v1.SetUserRequest) (*v1.SetUserResponse, error) {
+	const op = "directory.SetUser"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	user := im.UserID(req.UserId)
+	err = settleCall(ctx, func() error { return c.store.SetDisabled(ctx, user, req.Disabled) })
+	c.logins.forget(user)
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	if req.Disabled {
+		c.kick(ctx, &v1.KickRequest{UserId: req.UserId, Reason: im.ReasonName(clientv1.Reason_REASON_REVOKED)})
+	}
+	return &v1.SetUserResponse{}, nil
+}
+
+// SetBlock blocks or unblocks a user for another; see DirectoryService.
+func (d Directory) SetBlock(ctx context.Context, req *v1.SetBlockRequest) (*v1.SetBlockResponse, error) {
+	const op = "directory.SetBlock"
+	if err := errors.Join(checkUser(op, req.UserId), checkUser(op, req.BlockedUserId)); err != nil {
+		return nil, err
+	}
+	if req.UserId == req.BlockedUserId {
+		return nil, badRequest(op, "nobody can block oneself")
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	err = settleCall(ctx, func() error {
+		return c.store.SetBlock(ctx, im.UserID(req.UserId), im.UserID(req.BlockedUserId), req.Blocked)
+	})
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	return &v1.SetBlockResponse{}, nil
+}
+
+// Admit tells whether a login may begin a session now; see DirectoryService.
+func (d Directory) Admit(ctx context.Context, req *v1.AdmitRequest) (*v1.AdmitResponse, error) {
+	const op = "directory.Admit"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	refused, err := c.logins.admit(ctx, login{im.UserID(req.UserId), im.LoginID(req.LoginId), req.IssuedMs})
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	return &v1.AdmitResponse{RefusedReason: refused, DataEpoch: c.store.DataEpoch()}, nil
+}
+
+// Revoke ends one login or all logins of a user and kicks their sessions; see
+// DirectoryService. The row comes first, so that who is kicked cannot be back.
+func (d Directory) Revoke(ctx context.Context, req *v1.RevokeRequest) (*v1.RevokeResponse, error) {
+	const op = "directory.Revoke"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	reason := clientv1.Reason_REASON_REVOKED
+	if req.Reason != "" {
+		reason = im.ReasonByName(req.Reason)
+	}
+	switch reason {
+	case clientv1.Reason_REASON_REVOKED, clientv1.Reason_REASON_KICKED, clientv1.Reason_REASON_REPLACED:
+	default:
+		return nil, badRequest(op, "the reason is none of revoked, kicked and replaced")
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	row := store.Revocation{User: im.UserID(req.UserId), Login: im.LoginID(req.LoginId), Reason: reason, Until: now.Add(tokenLifetime)}
+	if req.UntilMs > 0 {
+		row.Until = time.UnixMilli(req.UntilMs)
+	}
+	if row.Login == "" {
+		row.IssuedBefore = now
+	}
+	err = settleCall(ctx, func() error { return c.store.RevokeLogin(ctx, row) })
+	c.logins.forget(row.User)
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	c.kick(ctx, &v1.KickRequest{UserId: req.UserId, LoginId: req.LoginId, Reason: im.ReasonName(reason)})
+	return &v1.RevokeResponse{}, nil
+}
+
+// kick ends sessions on every gateway at once. A gateway that does not answer
+// is logged: its sessions are refused at their next hello.
+func (c *core) kick(ctx context.Context, req *v1.KickRequest) {
+	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
+	defer cancel()
+	nodes := map[im.NodeID]bool{c.Node: false} // value: is known to be a gateway
+	for _, n := range c.View().Nodes {
+		if n.Has("gateway") {
+			nodes[n.ID] = true
+		}
+	}
+	var wg sync.WaitGroup
+	for node, known := range nodes {
+		wg.Go(func() {
+			if _, err := c.Gateway(node).Kick(ctx, req); err != nil && known {
+				c.Log.Warn("a gateway did not end a user's sessions", obs.Peer(string(node)), obs.User(im.UserID(req.UserId)), zap.String("reason", req.Reason), obs.Err(err))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// login is what Admit is asked about.
+type login struct {
+	user   im.UserID
+	id     im.LoginID
+	issued int64 // milliseconds since 1970; 0 = not told, and held to be old
+}
+
+// loginStore is what logins ask of the message store.
+type loginStore interface {
+	User(ctx context.Context, id im.UserID) (store.User, error)
+	PutUser(ctx context.Context, id im.UserID) (store.User, error)
+	Revocations(ctx context.Context, user im.UserID) ([]store.Revocation, error)
+}
+
+// logins answers Admit. Safe for concurrent use.
+type logins struct {
+	store   loginStore
+	cache   *cache[login, string]
+	changes atomic.Int64 // counts forget
+}
+
+func newLogins(s loginStore) *logins {
+	return &logins{store: s, cache: newCache[login, string](loginTTL, maxLogins)}
+}
+
+// admit makes the user known and returns why the login is refused; "" = it is
+// not.
+func (l *logins) admit(ctx context.Context, who login) (string, error) {
+	if refused, ok := l.cache.get(who, time.Now()); ok {
+		return refused, nil
+	}
+	before := l.changes.Load()
+	u, err := l.store.User(ctx, who.user)
+	if errors.Is(err, store.ErrNotFound) {
+		err = settleCall(ctx, func() (err error) {
+			u, err = l.store.PutUser(ctx, who.user)
+			return err
+		})
+	}
+	if err != nil {
+		return "", err
+	}
+	rows, err := l.store.Revocations(ctx, who.user)
+	if err != nil {
+		return "", err
+	}
+	refused := refusal(u, rows, who, time.Now())
+	if l.changes.Load() == before { // what was read may be older than a change
+		l.cache.put(who, refused, time.Now())
+	}
+	return refused, nil
+}
+
+// refusal decides whether a login may begin a session.
+func refusal(u store.User, rows []store.Revocation, who login, now time.Time) string {
+	if u.Disabled {
+		return im.ReasonName(clientv1.Reason_REASON_REVOKED)
+	}
+	for _, r := range rows {
+		if now.After(r.Until) {
+			continue
+		}
+		one := r.Login != "" && r.Login == who.id
+		all := r.Login == "" && who.issued < r.IssuedBefore.UnixMilli()
+		if one || all {
+			return im.ReasonName(r.Reason)
+		}
+	}
+	return ""
+}
+
+// forget makes the next Admit of a user read the store.
+func (l *logins) forget(user im.UserID) {
+	l.changes.Add(1)
+	l.cache.drop(func(k login) bool { return k.user == user })
+}

@@ -1,0 +1,236 @@
+package state
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Limits of the fan-out.
+const (
+	// fanoutQueueItems and fanoutQueueBytes bound what waits for push.
+	fanoutQueueItems = 16384
+	fanoutQueueBytes = 32 << 20
+	// fanoutCallItems is the most items of one call, and fanoutCallBytes where
+	// a call ends.
+	fanoutCallItems = 500
+	fanoutCallBytes = 1 << 20
+	// fanoutTimeout bounds one call.
+	fanoutTimeout = time.Second
+)
+
+// fanoutPauses are the waits before the second and the third try of a call.
+var fanoutPauses = []time.Duration{200 * time.Millisecond, 800 * time.Millisecond}
+
+// pushClient is what state asks of the push role.
+type pushClient interface {
+	Fanout(context.Context, *v1.FanoutRequest) (*v1.FanoutResponse, error)
+}
+
+// fanoutItem is one item that waits. Entries stay encoded until their turn
+// comes, which is not on the path of an ack.
+type fanoutItem struct {
+	item  *v1.FanoutItem
+	entry *im.Entry // to become item's entry; nil = item is complete
+	bytes int
+}
+
+// fanout hands to push what happened, in order. It is a hint to those online:
+// what is lost here is found again by the clients' cursors.
+type fanout struct {
+	push pushClient
+	log  *zap.Logger
+	m    *metrics
+	wake chan struct{} // capacity 1: there is something in the queue
+
+	mu    sync.Mutex
+	queue []fanoutItem
+	bytes int
+	out   bool // a call is out
+}
+
+func newFanout(p pushClient, log *zap.Logger, m *metrics) *fanout {
+	return &fanout{push: p, log: log, m: m, wake: make(chan struct{}, 1)}
+}
+
+// add queues items. It never waits; what does not fit is dropped and counted.
+func (f *fanout) add(items ...fanoutItem) {
+	f.mu.Lock()
+	dropped := 0
+	for _, it := range items {
+		if len(f.queue) >= fanoutQueueItems || f.bytes+it.bytes > fanoutQueueBytes {
+			dropped++
+			continue
+		}
+		f.queue = append(f.queue, it)
+		f.bytes += it.bytes
+	}
+	f.mu.Unlock()
+	if dropped > 0 {
+		f.m.fanoutDropped.WithLabelValues("full").Add(float64(dropped))
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run sends until ctx is done.
+func (f *fanout) run(ctx context.Context) {
+	for {
+		items := f.take()
+		if len(items) == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-f.wake:
+			}
+			continue
+		}
+		f.send(ctx, items)
+		f.mu.Lock()
+		f.out = false
+		f.mu.Unlock()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// idle reports whether everything was handed over.
+func (f *fanout) idle() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.out && len(f.queue) == 0
+}
+
+// take takes the items of the next call off the queue.
+func (f *fanout) take() []fanoutItem {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n, bytes := 0, 0
+	for n < len(f.queue) && n < fanoutCallItems && (n == 0 || bytes+f.queue[n].bytes <= fanoutCallBytes) {
+		bytes += f.queue[n].bytes
+		n++
+	}
+	items := f.queue[:n:n]
+	f.queue = f.queue[n:]
+	if len(f.queue) == 0 {
+		f.queue = nil // lets go of the array behind the items that left
+	}
+	f.bytes -= bytes
+	f.out = n > 0
+	return items
+}
+
+// send makes one call, with two more tries.
+func (f *fanout) send(ctx context.Context, items []fanoutItem) {
+	req := &v1.FanoutRequest{Items: make([]*v1.FanoutItem, len(items))}
+	for i, it := range items {
+		if it.entry != nil {
+			it.item.What = &v1.FanoutItem_Entry{Entry: wireEntry(it.entry)}
+		}
+		req.Items[i] = it.item
+	}
+	for try := 0; ; try++ {
+		err := f.call(ctx, req)
+		if err == nil {
+			f.m.fanoutItems.Add(float64(len(items)))
+			return
+		}
+		if try == len(fanoutPauses) || !im.Retryable(err) || !pause(ctx, fanoutPauses[try]) {
+			f.m.fanoutDropped.WithLabelValues("push").Add(float64(len(items)))
+			f.log.Warn("items were not fanned out; clients find them by their cursors", zap.Int("items", len(items)), obs.Attempt(try+1), obs.Err(err))
+			return
+		}
+	}
+}
+
+func (f *fanout) call(ctx context.Context, req *v1.FanoutRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, fanoutTimeout)
+	defer cancel()
+	_, err := f.push.Fanout(ctx, req)
+	return err
+}
+
+// Bounds of the head hints that repeated sends cause.
+const (
+	hintEvery  = 5 * time.Second  // at most one a message
+	hintWithin = 10 * time.Minute // of the commit
+	maxHints   = 8192             // messages remembered
+)
+
+// committed tells push, and the positions, what a lane has stored. It is the
+// lanes' after: called in the order of the commits of each conversation.
+func (c *core) committed(done []committed) {
+	now := time.Now()
+	items := make([]fanoutItem, 0, len(done))
+	for _, d := range done {
+		switch {
+		case d.change != nil && d.own:
+			c.positions.changed(d.change)
+			items = append(items, changeItem(d.change, now))
+		case d.change != nil:
+		case d.own:
+			c.positions.committed(d.row.row.Conversation, d.res.Seq)
+			items = append(items, entryItem(d.row, d.res, now))
+		default:
+			if c.hintDue(d.res, now) {
+				items = append(items, headItem(d.row, d.res))
+			}
+		}
+	}
+	c.fanout.add(items...)
+}
+
+// hintDue reports whether a repeated send should make others look.
+func (c *core) hintDue(res store.AppendResult, now time.Time) bool {
+	if now.Sub(res.ServerTime) > hintWithin {
+		return false
+	}
+	if _, ok := c.hints.get(res.MessageID, now); ok {
+		return false
+	}
+	c.hints.put(res.MessageID, struct{}{}, now)
+	return true
+}
+
+func entryItem(row *laneRow, res store.AppendResult, now time.Time) fanoutItem {
+	r := &row.row
+	return fanoutItem{
+		item: &v1.FanoutItem{
+			ConversationId: string(r.Conversation), MemberVersion: res.MemberVersion,
+			ExcludeSession: string(row.session), CommitNs: now.UnixNano(),
+		},
+		entry: &im.Entry{
+			Seq: res.Seq, PrevSeq: res.PrevSeq, Kind: r.Kind, MessageID: res.MessageID, ClientMessageID: r.ClientMessageID,
+			Sender: r.Sender, ServerTime: res.ServerTime, Content: r.Content, TargetSeq: r.TargetSeq, Countable: r.Countable,
+		},
+		bytes: row.size,
+	}
+}
+
+func headItem(row *laneRow, res store.AppendResult) fanoutItem {
+	conv := string(row.row.Conversation)
+	return fanoutItem{bytes: rowOverhead, item: &v1.FanoutItem{
+		ConversationId: conv, MemberVersion: res.MemberVersion, ExcludeSession: string(row.session),
+		What: &v1.FanoutItem_Head{Head: &clientv1.Head{ConversationId: conv, Seq: int64(res.Seq)}},
+	}}
+}
+
+func changeItem(res *store.ChangeResult, now time.Time) fanoutItem {
+	item := &v1.FanoutItem{ConversationId: string(res.Conversation), MemberVersion: res.MemberVersion, CommitNs: now.UnixNano()}
+	for _, u := range res.Removed {
+		item.AlsoUserIds = append(item.AlsoUserIds, string(u))
+	}
+	e := res.Entry
+	return fanoutItem{item: item, entry: &e, bytes: len(e.Change) + rowOverhead}
+}

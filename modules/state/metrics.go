@@ -1,0 +1,61 @@
+package state
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// metrics are the state role's own. No label takes a value that a client can
+// choose.
+type metrics struct {
+	acks          *prometheus.CounterVec // label: result (ok, retry, fail)
+	duplicates    prometheus.Counter
+	batchRows     prometheus.Histogram
+	wait          prometheus.Histogram
+	queued        prometheus.Gauge
+	appendSeconds prometheus.Histogram
+	unknown       prometheus.Counter
+	fanoutItems   prometheus.Counter
+	fanoutDropped *prometheus.CounterVec // label: cause (full, push)
+	positions     *prometheus.CounterVec // label: result (saved, dropped)
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Name: name, Help: help})
+	}
+	vec := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Name: name, Help: help}, []string{label})
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "imd", Name: name, Help: help, Buckets: buckets})
+	}
+	seconds := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
+	m := &metrics{
+		acks:          vec("ack_total", "Answers to sends.", "result"),
+		duplicates:    counter("message_duplicates_total", "Sends that were stored before."),
+		batchRows:     histogram("lane_batch_rows", "Sends in one batch.", []float64{1, 2, 5, 10, 20, 50, 100, 150, 200}),
+		wait:          histogram("lane_wait_seconds", "From the arrival of a send in its lane to its batch.", seconds),
+		queued:        prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Name: "lane_queue_rows", Help: "Sends that wait for their batch now."}),
+		appendSeconds: histogram("state_append_seconds", "Calls of the lanes to the message store.", seconds),
+		unknown:       counter("state_unknown_outcomes_total", "Calls of the lanes to the message store with an unknown outcome; each ran again."),
+		fanoutItems:   counter("state_fanout_items_total", "Items handed to the push role."),
+		fanoutDropped: vec("state_fanout_dropped_total", "Items that were not handed over; clients find them by their cursors.", "cause"),
+		positions:     vec("state_positions_total", "Delivered positions, by what became of them in the store.", "result"),
+	}
+	reg.MustRegister(m.acks, m.duplicates, m.batchRows, m.wait, m.queued, m.appendSeconds, m.unknown,
+		m.fanoutItems, m.fanoutDropped, m.positions)
+	return m
+}
+
+func (m *metrics) ack(a clientv1.Ack) {
+	switch a {
+	case clientv1.Ack_ACK_OK:
+		m.acks.WithLabelValues("ok").Inc()
+	case clientv1.Ack_ACK_FAIL:
+		m.acks.WithLabelValues("fail").Inc()
+	default:
+		m.acks.WithLabelValues("retry").Inc()
+	}
+}

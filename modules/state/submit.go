@@ -1,0 +1,223 @@
+package state
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+const (
+	// patience is how long a caller waits for its answers.
+	patience = 1200 * time.Millisecond
+	// headroom is how much earlier than its deadline a caller is answered, so
+	// that the answer arrives.
+	headroom = 30 * time.Millisecond
+	// maxCallSends is the most sends one call may carry.
+	maxCallSends = 1024
+	// rowOverhead is what a row takes beside its content.
+	rowOverhead = 160
+)
+
+// Submit commits runs of sends and answers each send; see StateService.
+func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitResponse, error) {
+	sends := 0
+	for _, r := range req.Runs {
+		sends += len(r.Sends)
+	}
+	if sends > maxCallSends {
+		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "state.Submit", "more than %d sends in a call", maxCallSends)
+	}
+	c, err := s.serving()
+	if err != nil {
+		return nil, err
+	}
+	call := newCall(req, s.m)
+	defer call.count()
+	var runs []*laneRun
+	for i, r := range req.Runs {
+		if run := c.prepare(call, i, r); run != nil {
+			runs = append(runs, run)
+		}
+	}
+	for _, run := range runs {
+		c.laneOf(run.conv).do(evSubmit{run})
+	}
+	wait(ctx, call.done, func() {
+		for _, run := range runs {
+			c.laneOf(run.conv).do(evExpire{run})
+		}
+	})
+	return call.res, nil
+}
+
+// wait returns when done is closed, calling expire first if ctx or the caller's
+// patience ends before; expire must close done.
+func wait(ctx context.Context, done <-chan struct{}, expire func()) {
+	t := patience
+	if d, ok := ctx.Deadline(); ok {
+		t = min(t, time.Until(d))
+	}
+	timer := time.NewTimer(max(t-headroom, 0))
+	defer timer.Stop()
+	select {
+	case <-done:
+		return
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	expire()
+	<-done
+}
+
+// laneOf is the lane of a conversation.
+func (c *core) laneOf(conv im.ConversationID) *driver {
+	return c.lanes[xxhash.Sum64String(string(conv))%uint64(len(c.lanes))]
+}
+
+// call collects the answers of one Submit.
+type call struct {
+	req  *v1.SubmitRequest
+	res  *v1.SubmitResponse
+	m    *metrics
+	left atomic.Int64
+	done chan struct{} // closed when every send has its answer
+}
+
+func newCall(req *v1.SubmitRequest, m *metrics) *call {
+	c := &call{req: req, res: &v1.SubmitResponse{Runs: make([]*v1.RunResult, len(req.Runs))}, m: m, done: make(chan struct{})}
+	left := 0
+	for i, r := range req.Runs {
+		c.res.Runs[i] = &v1.RunResult{Acks: make([]*clientv1.SendAck, len(r.Sends))}
+		left += len(r.Sends)
+	}
+	c.left.Store(int64(left))
+	if left == 0 {
+		close(c.done)
+	}
+	return c
+}
+
+// answer sets the answer of one send, once. Any goroutine may call it.
+func (c *call) answer(run, send int, v verdict) {
+	r := c.req.Runs[run]
+	a := &clientv1.SendAck{ClientMessageId: r.Sends[send].ClientMessageId}
+	switch {
+	case v.err == nil:
+		a.Status, a.ConversationId = clientv1.Ack_ACK_OK, r.ConversationId
+		a.MessageId, a.Seq, a.PrevSeq = int64(v.res.MessageID), int64(v.res.Seq), int64(v.res.PrevSeq)
+		a.ServerTimeMs, a.Duplicate = v.res.ServerTime.UnixMilli(), v.duplicate
+	case im.Retryable(v.err):
+		a.Status, a.Error = clientv1.Ack_ACK_RETRY, im.Wire(v.err)
+	default:
+		a.Status, a.Error = clientv1.Ack_ACK_FAIL, im.Wire(v.err)
+	}
+	c.res.Runs[run].Acks[send] = a
+	if c.left.Add(-1) == 0 {
+		close(c.done)
+	}
+}
+
+// count counts the answers.
+func (c *call) count() {
+	for _, r := range c.res.Runs {
+		for _, a := range r.Acks {
+			c.m.ack(a.Status)
+			if a.Duplicate {
+				c.m.duplicates.Inc()
+			}
+		}
+	}
+}
+
+// prepare checks the sends of a run and gives them message ids. What fails a
+// check is answered; nil if nothing is left for the lane. A check here fails
+// only what can never have been stored.
+func (c *core) prepare(call *call, i int, r *v1.Run) *laneRun {
+	run := &laneRun{conv: im.ConversationID(r.ConversationId), sends: make([]laneSend, 0, len(r.Sends))}
+	places := make([]int, 0, len(r.Sends)) // in the request, of each send of run
+	for j, send := range r.Sends {
+		row, err := c.row(r, send)
+		switch {
+		case err == nil:
+			run.sends = append(run.sends, row)
+			places = append(places, j)
+			continue
+		case !im.Retryable(err):
+			call.answer(i, j, verdict{err: err})
+			continue
+		}
+		call.answer(i, j, verdict{err: err}) // and nothing of the run may overtake it
+		for k := j + 1; k < len(r.Sends); k++ {
+			call.answer(i, k, verdict{err: errBehind()})
+		}
+		break
+	}
+	if len(run.sends) == 0 {
+		return nil
+	}
+	run.reply = func(at int, v verdict) { call.answer(i, places[at], v) }
+	return run
+}
+
+// row checks one send and makes its row.
+func (c *core) row(r *v1.Run, send *v1.RunSend) (laneSend, *im.Error) {
+	if err := checkSend(r, send); err != nil {
+		return laneSend{}, err
+	}
+	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(send.Content)
+	if err != nil {
+		return laneSend{}, badRequest("state.Submit", "content cannot be encoded")
+	}
+	id, err := c.ids.Next()
+	if err != nil {
+		return laneSend{}, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: "state.Submit", Msg: "no message id can be made now", Err: err}
+	}
+	row := store.AppendRow{
+		Conversation: im.ConversationID(r.ConversationId), Peer: im.UserID(r.PeerId), Sender: im.UserID(r.UserId),
+		ClientMessageID: im.ClientMessageID(send.ClientMessageId), MessageID: id,
+		Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: content, Countable: true,
+	}
+	copy(row.BodyHash[:], send.BodyHash)
+	return laneSend{row: row, session: im.SessionID(r.SessionId), size: len(content) + rowOverhead}, nil
+}
+
+func badRequest(op, format string, args ...any) *im.Error {
+	return im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, format, args...)
+}
+
+// checkSend repeats, cheaply, what the callers have checked.
+func checkSend(r *v1.Run, send *v1.RunSend) *im.Error {
+	const op = "state.Submit"
+	switch send.Kind {
+	case clientv1.EntryKind_ENTRY_KIND_UNSPECIFIED, clientv1.EntryKind_ENTRY_KIND_MESSAGE:
+	case clientv1.EntryKind_ENTRY_KIND_EDIT, clientv1.EntryKind_ENTRY_KIND_RECALL, clientv1.EntryKind_ENTRY_KIND_REACTION:
+		return im.Errorf(clientv1.Reason_REASON_UNSUPPORTED, op, "this kind of entry cannot be sent yet")
+	default:
+		return badRequest(op, "this kind of entry cannot be sent")
+	}
+	switch {
+	case r.ConversationId == "":
+		return badRequest(op, "no conversation is named")
+	case !protocol.ValidUUID4(send.ClientMessageId):
+		return badRequest(op, "client_message_id is not a UUID of version 4 in lower case")
+	case len(send.BodyHash) != 32:
+		return badRequest(op, "body_hash is not 32 bytes")
+	case send.TargetSeq != 0:
+		return badRequest(op, "a message has no target_seq")
+	case r.UserId != "" && !protocol.ValidID(r.UserId), r.PeerId != "" && !protocol.ValidID(r.PeerId):
+		return im.Errorf(clientv1.Reason_REASON_INVALID_ID, op, "a user id is malformed")
+	}
+	if reason := protocol.CheckContent(send.Content); reason != "" {
+		return im.Errorf(im.ReasonByName(reason), op, "")
+	}
+	return nil
+}

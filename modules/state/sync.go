@@ -1,0 +1,153 @@
+package state
+
+import (
+	"context"
+	"strings"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// syncOverhead is what a sync answer takes beside its states.
+const syncOverhead = 512
+
+// Sync tells a user which of its conversations changed; see StateService.
+func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse, error) {
+	if err := checkSync(req); err != nil {
+		return nil, err
+	}
+	c, err := s.serving()
+	if err != nil {
+		return nil, err
+	}
+	epoch := c.store.DataEpoch()
+	token, same := innerToken(epoch, req.SyncToken)
+	q := store.SyncQuery{User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage}
+	if same { // cursors of another history mean other entries
+		q.Cursors = make(map[im.ConversationID]im.Seq, len(req.Cursors))
+		for _, cur := range req.Cursors {
+			q.Cursors[im.ConversationID(cur.ConversationId)] = im.Seq(cur.Have)
+		}
+	}
+	page, err := c.store.Sync(ctx, q)
+	if err != nil {
+		return nil, storeErr("state.Sync", err)
+	}
+	res := &clientv1.SyncResult{DataEpoch: epoch, More: page.More, Full: page.Full, SyncToken: outerToken(epoch, page.Token)}
+	b := &syncBuilder{
+		core: c, user: q.User, cursors: q.Cursors, sizer: sizer{req.Json},
+		entries: min(int(req.PageLimit), protocol.MaxSyncPage), room: answerSize(req.MaxBytes) - syncOverhead,
+	}
+	for i := range page.States {
+		w, err := b.add(ctx, &page.States[i], i == 0)
+		if err != nil {
+			return nil, err
+		}
+		if w == nil { // no room: go on behind the last one that had it
+			res.More, res.SyncToken = true, outerToken(epoch, page.TokenAfter[i-1])
+			break
+		}
+		res.Conversations = append(res.Conversations, w)
+	}
+	return &v1.SyncResponse{Result: res}, nil
+}
+
+func checkSync(req *v1.SyncRequest) error {
+	const op = "state.Sync"
+	switch {
+	case !protocol.ValidID(req.UserId):
+		return im.Errorf(clientv1.Reason_REASON_INVALID_ID, op, "the user id is malformed")
+	case req.PageLimit < 0:
+		return badRequest(op, "page_limit is negative")
+	case len(req.Cursors) > protocol.MaxSyncCursors:
+		return badRequest(op, "more than %d cursors", protocol.MaxSyncCursors)
+	}
+	for _, cur := range req.Cursors {
+		if cur.GetConversationId() == "" || cur.Have < 0 {
+			return badRequest(op, "a cursor names no conversation, or its have is negative")
+		}
+	}
+	return nil
+}
+
+// outerToken is the token that clients get: the store's, bound to the history
+// it belongs to. "" stays "".
+func outerToken(epoch, inner string) string {
+	if inner == "" {
+		return ""
+	}
+	return epoch + "~" + inner
+}
+
+// innerToken takes the store's token out of a client's. Of another history, or
+// unreadable, it is void, which is the same as none; then same is false. An
+// empty token is of this history.
+func innerToken(epoch, outer string) (inner string, same bool) {
+	if outer == "" {
+		return "", true
+	}
+	e, inner, ok := strings.Cut(outer, "~")
+	if !ok || e != epoch {
+		return "", false
+	}
+	return inner, true
+}
+
+// syncBuilder fills one sync answer up to its size.
+type syncBuilder struct {
+	*core
+	user    im.UserID
+	cursors map[im.ConversationID]im.Seq
+	sizer   sizer
+	entries int // of a page; 0 = no pages
+	room    int // bytes left
+}
+
+// add makes the next state; nil if there is no room for it. The first always
+// has room.
+func (b *syncBuilder) add(ctx context.Context, s *store.ConversationState, first bool) (*clientv1.ConversationState, error) {
+	if p := s.PeerMember; p != nil {
+		p.Delivered = b.positions.overlay(memberKey{s.Conversation, p.User}, p.Delivered)
+	}
+	w := wireState(s)
+	size := b.sizer.state(w)
+	if size > b.room && !first {
+		return nil, nil
+	}
+	b.room -= size
+	if b.entries > 0 && b.room > pageOverhead {
+		if err := b.addPage(ctx, s, w); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// addPage adds the entries the client would ask for next, as far as there is
+// room: after its cursor, or the newest.
+func (b *syncBuilder) addPage(ctx context.Context, s *store.ConversationState, w *clientv1.ConversationState) error {
+	have, known := b.cursors[s.Conversation]
+	page, err := b.store.History(ctx, store.HistoryQuery{
+		Reader: b.user, Conversation: s.Conversation, After: have,
+		Limit: b.entries, Backward: !known, MaxBytes: b.room - pageOverhead,
+	})
+	if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
+		return nil
+	}
+	if err != nil {
+		return storeErr("state.Sync", err)
+	}
+	p := wirePage(&page, b.room-pageOverhead, !known, b.sizer.entry)
+	size := pageOverhead
+	for _, e := range p.Entries {
+		size += b.sizer.entry(e)
+	}
+	if size <= b.room {
+		w.Page = p
+		b.room -= size
+	}
+	return nil
+}

@@ -1,0 +1,94 @@
+package etcd
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+)
+
+// Endpoints says how to reach an etcd cluster.
+type Endpoints struct {
+	URLs     []string // http://host:port or https://host:port, all of one cluster
+	Username string   // "" = no authentication
+	Password string
+	CA       string // file with the certificates that servers are checked against; "" = the system's
+	Cert     string // file with the client's certificate; "" = none
+	Key      string // file with its key
+}
+
+const (
+	pingEvery   = 10 * time.Second // the least that the library allows
+	pingTimeout = 3 * time.Second  // also how long unacknowledged bytes may wait
+)
+
+// Dial makes a client. It does not wait for a connection, except to log in with
+// a user name (2 s). Proxy variables of the environment are ignored.
+//
+// Errors: a file that cannot be read, a malformed URL, a refused login.
+func Dial(e Endpoints, log *zap.Logger) (*clientv3.Client, error) {
+	secure, err := e.tls()
+	if err != nil {
+		return nil, err
+	}
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints:            e.URLs,
+		DialTimeout:          callLimit,
+		DialKeepAliveTime:    pingEvery,
+		DialKeepAliveTimeout: pingTimeout,
+		TLS:                  secure,
+		Username:             e.Username,
+		Password:             e.Password,
+		Logger:               log.Named("etcd").WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
+		DialOptions:          []grpc.DialOption{grpc.WithNoProxy()},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("control: etcd at %s: %w", strings.Join(e.URLs, ", "), err)
+	}
+	return c, nil
+}
+
+// tls is nil unless an endpoint is https.
+func (e Endpoints) tls() (*tls.Config, error) {
+	secure := 0
+	for _, u := range e.URLs {
+		if strings.HasPrefix(u, "https://") {
+			secure++
+		}
+	}
+	switch {
+	case secure == 0 && (e.CA != "" || e.Cert != ""):
+		return nil, errors.New("control: certificates are given, but no etcd endpoint is https")
+	case secure == 0:
+		return nil, nil
+	case secure != len(e.URLs):
+		return nil, errors.New("control: some etcd endpoints are https and some are not")
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if e.CA != "" {
+		pem, err := os.ReadFile(e.CA)
+		if err != nil {
+			return nil, fmt.Errorf("control: the certificates for etcd: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("control: %s holds no certificate", e.CA)
+		}
+	}
+	if e.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(e.Cert, e.Key)
+		if err != nil {
+			return nil, fmt.Errorf("control: the client certificate for etcd: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}

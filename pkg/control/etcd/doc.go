@@ -1,0 +1,34 @@
+// Package etcd is the control plane on etcd: it registers this node, follows
+// the others and leases worker numbers. It works the same on a client of the
+// embedded server and on one with network endpoints.
+//
+// Keys, all below /imd/<cluster>/:
+//
+//	nodes/<node id>   the record of a node (control.Node as JSON), under its lease of 10 s
+//	workers/<number>  who holds a worker number, under a lease of 60 s
+//
+// # Registration
+//
+// One loop per process makes one call at a time; registration.step decides
+// which, and knows nothing of etcd or of clocks:
+//
+//	nothing announced -> idle
+//	no lease          -> grant
+//	record not as announced -> put, if the key is absent or of this boot
+//	key of another boot     -> probe; dead: put over it; alive: refuse, try again a lease later
+//	lease due         -> renew: 1 s an attempt, the next after 0.5 s, for as long as etcd is away
+//	lease not found   -> lost: grant a new one after a short random pause
+//	check due         -> read the own key; missing or wrong: put again
+//
+// A lease counts as held until its TTL after the sending of the last renewal
+// that succeeded, less a margin; the server counts from later.
+//
+// # View
+//
+// Read all, then watch from the next revision. Whatever goes wrong with the
+// watch (compaction, no leader, 15 s of silence) leads back to reading all. The
+// view never goes back in revision unless etcd itself did. While etcd is away
+// the last view stays and is marked stale.
+//
+// Every call has a deadline of 2 s or less.
+package etcd

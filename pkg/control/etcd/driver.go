@@ -1,0 +1,151 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
+)
+
+// Options says how a Driver works. Zero durations mean the usual ones.
+type Options struct {
+	Cluster string    // name below /imd/; clusters of different names share nothing
+	Node    im.NodeID // for the keys of worker numbers
+	// Publish gets each new view. It is called from one goroutine at a time and
+	// must not block.
+	Publish func(*control.View)
+	Log     *zap.Logger
+	// Close is called at the end of Driver.Close, to end what the client talks
+	// to; nil = the client is closed.
+	Close func() error
+	// Failed gives an error if what the client talks to has ended for good; nil =
+	// never.
+	Failed <-chan error
+	// StartJitter bounds the pause before the first registration, so that many
+	// nodes that start together come one by one. 0 = none.
+	StartJitter time.Duration
+
+	// The periods below are for tests.
+
+	TTL         time.Duration // of the node's lease, whole seconds; 10 s
+	Renew       time.Duration // between its renewals; 3 s
+	Check       time.Duration // between looks at the own keys; 60 s
+	WorkerTTL   time.Duration // of a worker lease, whole seconds; 60 s
+	WorkerRenew time.Duration // between its renewals; 20 s
+	Progress    time.Duration // between requests for a sign of life; 5 s
+	Stale       time.Duration // silence that means a dead watch; 15 s
+	Reconcile   time.Duration // between checks of the view; 60 s
+}
+
+// timing fills in the usual periods.
+func (o Options) timing() timing {
+	t := defaults
+	for _, f := range []struct {
+		to   *time.Duration
+		from time.Duration
+	}{
+		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
+		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.start, o.StartJitter},
+	} {
+		if f.from > 0 {
+			*f.to = f.from
+		}
+	}
+	t.margin = min(t.margin, t.ttl/3)
+	t.workerSafe = min(t.workerSafe, t.workerTTL/3)
+	return t
+}
+
+// Driver is the control plane of one process on etcd. It is a control.Registry
+// and a control.WorkerLeaser. Safe for concurrent use.
+type Driver struct {
+	opts      Options
+	client    *clientv3.Client
+	registrar *registrar
+	follower  *follower
+	leaser    *leaser
+	once      sync.Once
+}
+
+var (
+	_ control.Registry     = (*Driver)(nil)
+	_ control.WorkerLeaser = (*Driver)(nil)
+)
+
+// New makes a driver; it makes no call. The driver owns the client.
+func New(client *clientv3.Client, o Options) *Driver {
+	t := o.timing()
+	root := "/imd/" + o.Cluster + "/"
+	d := &Driver{opts: o, client: client}
+	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
+	d.follower = newFollower(client, root+"nodes/", t, o.Publish, d.registrar.noticed, o.Log)
+	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
+	return d
+}
+
+// Load reads the cluster once and publishes it. Call it before Run. An error
+// means that etcd cannot be reached within 2 s.
+func (d *Driver) Load(ctx context.Context) error { return d.follower.load(ctx) }
+
+// Announce sets the record of this node and waits until etcd has it. Errors: a
+// *control.TakenError if another living process has the id; else etcd is away,
+// and the record follows when it is back.
+func (d *Driver) Announce(ctx context.Context, n control.Node) error {
+	return d.registrar.announce(ctx, n)
+}
+
+// Run keeps the registration and the view until ctx is done, and then revokes
+// the lease, within 2 s. It returns early only with what Failed gave.
+func (d *Driver) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { d.registrar.run(ctx) })
+	wg.Go(func() { d.follower.run(ctx) })
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-d.opts.Failed:
+		cancel()
+	}
+	wg.Wait()
+	return err
+}
+
+// Lease takes a worker number from 64 to 1,023; see control.WorkerLeaser.
+// control.ErrNoWorker says that none is free and usable.
+func (d *Driver) Lease(ctx context.Context, usable func(context.Context, int) (bool, error)) (control.WorkerLease, error) {
+	return d.leaser.lease(ctx, usable)
+}
+
+// Stats is a copy of the counters.
+func (d *Driver) Stats() control.Stats {
+	var s control.Stats
+	d.registrar.stats(&s)
+	d.follower.stats(&s)
+	return s
+}
+
+// Close gives up what Run has not, and closes the client. Run must have
+// returned.
+func (d *Driver) Close() error {
+	var err error
+	d.once.Do(func() {
+		d.registrar.close()
+		d.leaser.close()
+		if d.opts.Close != nil {
+			err = d.opts.Close()
+			return
+		}
+		if err = d.client.Close(); errors.Is(err, context.Canceled) {
+			err = nil // how a client says that it was closed
+		}
+	})
+	return err
+}

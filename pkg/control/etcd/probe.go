@@ -1,0 +1,104 @@
+package etcd
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/imdhq/imd/pkg/backoff"
+	"github.com/imdhq/imd/pkg/control"
+)
+
+const (
+	probeLimit = 300 * time.Millisecond
+	probeGap   = 200 * time.Millisecond
+	probeTries = 2
+)
+
+// alive reports whether the process of the record n answers. Another process
+// at its address that names another boot id does not count. An address that
+// cannot be asked from here, such as 0.0.0.0, counts as alive: its lease will
+// tell.
+func alive(ctx context.Context, n control.Node) bool {
+	for i := range probeTries {
+		if i > 0 && backoff.Sleep(ctx, probeGap) != nil {
+			return true
+		}
+		if answers(ctx, n) {
+			return true
+		}
+	}
+	return ctx.Err() != nil
+}
+
+func answers(ctx context.Context, n control.Node) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
+	for _, address := range []string{n.Ops, n.Public} {
+		if address != "" {
+			return everywhere(address) || answersHTTP(ctx, address, n.BootID)
+		}
+	}
+	return n.Internal != "" && (everywhere(n.Internal) || answersTCP(ctx, n.Internal))
+}
+
+// answersHTTP asks /livez. An answer with another boot id comes from another
+// process; one without may come from the one that is looked for.
+func answersHTTP(ctx context.Context, address, boot string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
+	if err != nil {
+		return false
+	}
+	tr := &http.Transport{Proxy: nil, DisableKeepAlives: true}
+	defer tr.CloseIdleConnections()
+	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	said := resp.Header.Get(control.BootHeader)
+	if said == "" {
+		return resp.StatusCode < http.StatusInternalServerError
+	}
+	return said == boot
+}
+
+func answersTCP(ctx context.Context, address string) bool {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}
+
+// everywhere reports whether address names all interfaces of its host and so
+// cannot be reached from another one.
+func everywhere(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// sameAddress reports whether two records name a listener in common. Only one
+// process can have it.
+func sameAddress(a, b control.Node) bool {
+	return a.Ops != "" && a.Ops == b.Ops || a.Public != "" && a.Public == b.Public ||
+		a.Internal != "" && a.Internal == b.Internal
+}
+
+// addresses shows where a node listens, for people.
+func addresses(n control.Node) string {
+	for _, a := range []string{n.Ops, n.Public, n.Internal} {
+		if a != "" {
+			return a
+		}
+	}
+	return "no address"
+}

@@ -1,0 +1,61 @@
+package history
+
+// Kind is what a record tells.
+type Kind string
+
+// The kinds of records.
+const (
+	Invoke     Kind = "invoke"     // ops: a send left, or left again
+	Return     Kind = "return"     // ops: its answer came; Ack says which
+	Show       Kind = "show"       // view: the device showed an entry
+	Open       Kind = "open"       // view: the device begins a conversation at have = Seq
+	Connect    Kind = "connect"    // view: a session stands
+	Disconnect Kind = "disconnect" // view: it ended
+	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch
+	Settled    Kind = "settled"    // view: the device is online, has synced and waits for nothing
+	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended
+	Row        Kind = "row"        // db: an entry
+	Span       Kind = "span"       // members: User may see (Seq, To] of Conv; To 0 = to the end
+)
+
+// The answers to a send.
+const (
+	AckOK      = "ok"
+	AckRetry   = "retry"
+	AckFail    = "fail"
+	AckUnknown = "unknown" // no answer came on that connection
+)
+
+// Record is one line. Which fields count depends on the kind.
+type Record struct {
+	T      int64  `json:"t,omitempty"` // nanoseconds
+	Kind   Kind   `json:"k"`
+	User   string `json:"u,omitempty"`
+	Device string `json:"d,omitempty"`
+	Conv   string `json:"c,omitempty"`
+	CMID   string `json:"cmid,omitempty"`
+	N      int64  `json:"n,omitempty"` // of a send: its number among the device's sends in the conversation, from 1
+	Hash   string `json:"h,omitempty"` // of the content
+	Ack    string `json:"ack,omitempty"`
+	Reason string `json:"why,omitempty"`
+	MID    int64  `json:"mid,omitempty,string"`
+	Seq    int64  `json:"seq,omitempty"`
+	Prev   int64  `json:"prev,omitempty"`
+	To     int64  `json:"to,omitempty"`
+	Dup    bool   `json:"dup,omitempty"`
+	Sender string `json:"from,omitempty"`
+	Entry  string `json:"entry,omitempty"` // of a row: message, or another kind
+	Name   string `json:"name,omitempty"`
+	Stop   bool   `json:"stop,omitempty"`
+}
+
+// Run describes a recorded run.
+type Run struct {
+	Seed      uint64         `json:"seed"`
+	Server    string         `json:"server"`
+	Allocator string         `json:"allocator"` // transaction: dense seqs; segment: rising
+	Began     string         `json:"began"`     // wall clock, RFC 3339
+	Healed    int64          `json:"healed"`    // when the last fault was over, nanoseconds; 0 = no faults
+	Ended     int64          `json:"ended"`
+	Options   map[string]any `json:"options,omitempty"`
+}
