@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 
@@ -350,10 +351,10 @@ func TestUnacknowledgedEntriesAreDeliveredAgain(t *testing.T) {
 	})
 }
 
-// A client that reads slowly gets heads and stays; one that does not read is
-// closed; nobody else notices.
-func TestSlowReaders(t *testing.T) {
-	w := begin(t, func(c *Config) { c.WriteTimeout, c.WindowEntries = time.Second, 65536 })
+// One that does not read is closed, and nobody else notices.
+func TestAClientThatDoesNotReadIsClosed(t *testing.T) {
+	w := begin(t, func(c *Config) { c.WriteTimeout, c.RedeliverAfter = 500*time.Millisecond, 100*time.Millisecond })
+	w.g.Limits().SetOff(true)
 	both(t, func(t *testing.T, enc protocol.Encoding) {
 		p := enc.String()
 		conv := "g_" + p
@@ -364,47 +365,89 @@ func TestSlowReaders(t *testing.T) {
 		deaf.Write(helloWith(w.token("deaf-" + p)))
 		good := w.session(t, enc, "good-"+p, "d")
 		eventually(t, "both are here", func() bool { return len(w.routesOf("deaf-"+p)) == 1 })
+		before := testutil.ToFloat64(w.g.m.closed.WithLabelValues("slow"))
 		body := strings.Repeat("x", 8000)
-		stop := make(chan struct{})
-		gone := make(chan time.Duration, 1)
-		go func() {
-			for at := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-				if len(w.routesOf("deaf-"+p)) == 0 {
-					gone <- time.Since(at)
-					return
-				}
-				select {
-				case <-stop:
-					return
-				default:
-				}
-			}
-		}()
-		defer close(stop)
 		var worst time.Duration
-		n := 0
-		for ended := false; !ended; n++ {
+		for n := 0; len(w.routesOf("deaf-"+p)) == 1; n++ {
 			at := time.Now()
 			w.state.post(conv, "ann", body, "deaf-"+p, "good-"+p)
-			f := good.Take("the deliver", func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil || f.GetHead() != nil })
+			f := good.Take("the deliver", isDeliver)
 			worst = max(worst, time.Since(at))
-			if d := f.GetDeliver(); d != nil {
-				good.Write(ackOf(conv, d.Entries[0].Seq-1, d.Entries[0].Seq))
-			}
-			select {
-			case <-gone:
-				ended = true
-			default:
-			}
-			if n > 20_000 {
+			good.Write(ackOf(conv, f.GetDeliver().Entries[0].Seq-1, f.GetDeliver().Entries[0].Seq))
+			if n > 100_000 {
 				t.Fatal("the one that does not read is never closed")
 			}
 		}
 		if worst > time.Second {
 			t.Errorf("another client waited %v", worst)
 		}
-		if testutil.ToFloat64(w.g.m.closed.WithLabelValues("slow")) == 0 {
-			t.Error("nobody was closed as slow")
+		if testutil.ToFloat64(w.g.m.closed.WithLabelValues("slow")) != before+1 {
+			t.Error("it was not closed as slow")
+		}
+	})
+}
+
+// One that reads late gets what fitted, then a head, and stays.
+func TestASlowReaderGetsHeads(t *testing.T) {
+	w := begin(t)
+	both(t, func(t *testing.T, enc protocol.Encoding) {
+		bob, conv := "bob-"+enc.String(), "g_"+enc.String()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		ws, _, err := websocket.Dial(ctx, w.base()+protocol.Path, &websocket.DialOptions{Subprotocols: []string{enc.Subprotocol()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ws.CloseNow()
+		ws.SetReadLimit(protocol.ClientReadLimit)
+		typ := websocket.MessageBinary
+		if enc == protocol.JSON {
+			typ = websocket.MessageText
+		}
+		write := func(f *clientv1.ClientFrame) {
+			data, err := protocol.EncodeClient(enc, f)
+			if err == nil {
+				err = ws.Write(ctx, typ, data)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(helloWith(w.token(bob)))
+		eventually(t, "it is here", func() bool { return len(w.routesOf(bob)) == 1 })
+		body := strings.Repeat("x", 15_000)
+		const n = 1200
+		for range n {
+			w.state.post(conv, "ann", body, bob)
+		}
+		var last, head int64
+		for head < n {
+			_, data, err := ws.Read(ctx)
+			if err != nil {
+				t.Fatalf("after deliver %d and head %d: %v", last, head, err)
+			}
+			err = protocol.DecodeServerEnvelope(enc, data, protocol.ClientLimits(), func(f *clientv1.ServerFrame) error {
+				if h := f.GetHead(); h != nil {
+					head = h.Seq
+				}
+				if d := f.GetDeliver(); d != nil {
+					if seq := d.Entries[0].Seq; seq != last+1 {
+						t.Errorf("deliver %d after %d", seq, last)
+					}
+					last++
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if last == 0 || last > 200 {
+			t.Errorf("the last deliver is %d", last)
+		}
+		write(&clientv1.ClientFrame{Id: 9, Kind: &clientv1.ClientFrame_History{History: &clientv1.History{ConversationId: conv, AfterSeq: last}}})
+		if _, _, err := ws.Read(ctx); err != nil {
+			t.Errorf("no answer to history: %v", err)
 		}
 	})
 }
