@@ -372,6 +372,28 @@ func TestForeignEntry(t *testing.T) {
 	}
 }
 
+// A run that is held back stays so in a batch, and holds back no other.
+func TestHeldRun(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	err := s.w.run(t.Context(), func(tx *tx) error {
+		var runs store.Runs
+		runs.Refused(1, refuse(clientv1.Reason_REASON_UNAVAILABLE, "test", "locked"))
+		for run, behind := range []bool{false, true, false} {
+			row := sendTo("b", run)
+			row.Run = run
+			r, err := tx.appendRow(&runs, &row)
+			if err != nil || (r.Err != nil) != behind || behind && r.Err.Reason != clientv1.Reason_REASON_BEHIND {
+				t.Errorf("row of run %d: %+v, %v", run, r, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // While another process holds the lock, calls end with their context and have
 // changed nothing; reading goes on.
 func TestForeignLock(t *testing.T) {
