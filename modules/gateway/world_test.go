@@ -51,6 +51,12 @@ func fast() Config {
 // begin starts a gateway; it stops with the test.
 func begin(t *testing.T, edit ...func(*Config)) *world {
 	t.Helper()
+	return beginTuned(t, func(*Gateway) {}, edit...)
+}
+
+// beginTuned is begin with a change to the gateway before it starts.
+func beginTuned(t *testing.T, tune func(*Gateway), edit ...func(*Config)) *world {
+	t.Helper()
 	cfg := fast()
 	for _, f := range edit {
 		f(&cfg)
@@ -80,6 +86,7 @@ func begin(t *testing.T, edit ...func(*Config)) *world {
 	w.peers.ServeState(w.state)
 	w.peers.ServeDirectory(fakeDirectory{s: w.state})
 	w.peers.ServeGateway(service{w.g})
+	tune(w.g)
 	if err := w.g.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
-		"wal_autocheckpoint(4000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+		"wal_autocheckpoint(8000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
@@ -208,11 +208,11 @@ func (w *writer) check(ctx context.Context, o Options) error {
 		o.Log.Info("large database not checked after an unclean stop", zap.Int64("bytes", size))
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	bounded, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
 	var verdict string
-	err := w.c.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict)
-	if errors.Is(err, context.DeadlineExceeded) {
+	err := w.c.QueryRowContext(bounded, `PRAGMA quick_check(1)`).Scan(&verdict)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		o.Log.Warn("check of the database after an unclean stop took too long and was left")
 		return nil
 	}
