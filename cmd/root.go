@@ -136,13 +136,17 @@ func markRan(c *cobra.Command) {
 	}
 }
 
-// untilSignal is a context that ends at the first SIGINT or SIGTERM. A second
-// one ends the process at once, with status 130. release undoes both.
+// untilSignal is a context that ends at the first SIGINT or SIGTERM, or when
+// the terminal is gone. A second signal ends the process at once, with status
+// 130. release undoes both.
 func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(parent)
 	ch := make(chan os.Signal, 2) // one for each signal that matters
 	done := make(chan struct{})
 	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	if isTerminal() {
+		signal.Notify(ch, syscall.SIGHUP)
+	}
 	go func() {
 		select {
 		case s := <-ch:
