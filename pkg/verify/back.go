@@ -7,7 +7,7 @@ func (c *check) back() {
 	for i := range list {
 		t := tide{}
 		for v := range c.told(&list[i]) {
-			if v.kind == viewOpen || v.kind == viewShow || v.kind == viewResync {
+			if v.kind == viewOpen || v.kind == viewHave || v.kind == viewShow || v.kind == viewResync {
 				c.inv.Checked++
 			}
 			mark := t.mark
@@ -28,7 +28,7 @@ type tide struct {
 	have    int64
 	shown   int64
 	mark    *view // what made have what it is
-	resumed bool  // nothing was shown since the last connect or open
+	resumed bool  // nothing was shown since the last Connect, Open or Have
 	epoch   name
 	met     bool // the device connected before
 }
@@ -47,7 +47,7 @@ func (t *tide) step(v *view) string {
 			wrong = "told to begin anew for the data_epoch that it had"
 		}
 		*t = tide{epoch: v.word, met: true, mark: v}
-	case viewOpen:
+	case viewOpen, viewHave:
 		if v.seq < t.have {
 			wrong = "took up a conversation below what it had"
 		}

@@ -129,6 +129,8 @@ func (c *check) lifeAt(s *story, settled int64) life {
 			if !l.begun {
 				l.base, l.begun = v.seq, true
 			}
+		case viewHave:
+			l.begun = true // too late for an Open
 		case viewShow:
 			l.begun = true
 			l.shown = append(l.shown, v.seq)
@@ -179,7 +181,7 @@ func (c *check) late(known int64, r *row, settled int64) bool {
 func (c *check) around(s *story, r *row) []Ref {
 	var before *view
 	for v := range c.told(s) {
-		if (v.kind == viewShow || v.kind == viewOpen) && v.seq < r.seq {
+		if (v.kind == viewShow || v.kind == viewOpen || v.kind == viewHave) && v.seq < r.seq {
 			before = v
 		}
 	}

@@ -76,16 +76,17 @@ type viewKind uint8
 const (
 	viewShow viewKind = iota
 	viewOpen
+	viewHave
 	viewConnect
 	viewDisconnect
 	viewResync
 	viewSettled
 )
 
-var viewKinds = map[history.Kind]viewKind{history.Show: viewShow, history.Open: viewOpen, history.Connect: viewConnect,
+var viewKinds = map[history.Kind]viewKind{history.Show: viewShow, history.Open: viewOpen, history.Have: viewHave, history.Connect: viewConnect,
 	history.Disconnect: viewDisconnect, history.Resync: viewResync, history.Settled: viewSettled}
 
-var viewNames = [...]history.Kind{history.Show, history.Open, history.Connect, history.Disconnect, history.Resync, history.Settled}
+var viewNames = [...]history.Kind{history.Show, history.Open, history.Have, history.Connect, history.Disconnect, history.Resync, history.Settled}
 
 // row is an entry of the final log.
 type row struct {
@@ -135,9 +136,11 @@ func (n *names) id(s string) name {
 func (n *names) text(id name) string { return n.texts[id] }
 
 // The names that the judge itself knows. newHistory interns them in this order.
+// nameMade stands for whatever a mutation invents.
 const (
 	nameMessage name = iota + 1
 	nameReused
+	nameMade
 )
 
 // entryMessage is the entry kind of a row that holds a message, reasonReused
@@ -149,7 +152,7 @@ const (
 
 func newHistory() *History {
 	h := &History{names: newNames()}
-	for _, s := range []string{entryMessage, reasonReused} {
+	for _, s := range []string{entryMessage, reasonReused, "(made)"} {
 		h.names.id(s)
 	}
 	return h
@@ -248,7 +251,7 @@ func (l *loader) view(r *history.Record, p at) error {
 		return fmt.Errorf("a record of kind %q does not belong here", r.Kind)
 	case r.User == "" || r.Device == "":
 		return errors.New("a view without user or device")
-	case (kind == viewShow || kind == viewOpen) && r.Conv == "":
+	case (kind == viewShow || kind == viewOpen || kind == viewHave) && r.Conv == "":
 		return errors.New("a view without conversation")
 	case kind == viewShow && r.Seq < 1:
 		return errors.New("a show without seq")

@@ -46,3 +46,36 @@ func TestGoodHistoriesPass(t *testing.T) {
 		}
 	})
 }
+
+// Each way to break an invariant is noticed by that invariant, whatever record
+// it happens to.
+func TestEveryMutantIsCaught(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		made := verifytest.Good(rapid.Uint64().Draw(t, "seed"), size(t))
+		m, err := verify.Mutate(load(t, made), verify.MutateOptions{Seed: rapid.Uint64().Draw(t, "choice"), Each: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !m.Good {
+			var b strings.Builder
+			m.Text(&b)
+			t.Fatal(b.String())
+		}
+	})
+}
+
+// A history of ordinary size can be broken in each way at all.
+func TestEveryMutationIsMade(t *testing.T) {
+	for _, segment := range []bool{false, true} {
+		made := verifytest.Good(1, verifytest.Size{Messages: 500, Segment: segment})
+		m, err := verify.Mutate(load(t, made), verify.MutateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range m.Kinds {
+			if k.Made != 3 || k.Caught != k.Made {
+				t.Errorf("%s, %s: caught %d of %d: %v", k.ID, k.Kind, k.Caught, k.Made, k.Missed)
+			}
+		}
+	}
+}

@@ -162,8 +162,11 @@ func (s *shower) follow(c *conversation, lo, hi int64) {
 		if at.resync {
 			have, next = lo, 0
 		}
-		if i > 0 || have > 0 || g.chance(0.5) {
+		switch {
+		case at.resync || i == 0 && (have > 0 || g.chance(0.5)):
 			s.note(at.from+2, history.Open, func(r *history.Record) { r.Conv, r.Seq = c.id, have })
+		case i > 0:
+			s.note(at.from+2, history.Have, func(r *history.Record) { r.Conv, r.Seq = c.id, have })
 		}
 		t := at.from + 3
 		for ; next < len(c.log); next++ {
