@@ -18,9 +18,7 @@ func (c *check) rising() {
 					}
 					c.fail(refs(c.viewRef(last), c.viewRef(v)), "seq %d %s %d", v.seq, what, last.seq)
 				}
-				if last == nil || v.seq > last.seq {
-					last = v
-				}
+				last = v // not the highest: one step back is one violation
 			}
 		}
 	}

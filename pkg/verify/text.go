@@ -43,7 +43,14 @@ func (r *Report) Verdict() string {
 	if r.Good {
 		return fmt.Sprintf("good: no violation in %d records%s", r.Counts.Records, undecided)
 	}
-	return fmt.Sprintf("bad: %d violations in %d records%s", r.Found(), r.Counts.Records, undecided)
+	return fmt.Sprintf("bad: %s in %d records%s", violations(r.Found()), r.Counts.Records, undecided)
+}
+
+func violations(n int) string {
+	if n == 1 {
+		return "1 violation"
+	}
+	return fmt.Sprintf("%d violations", n)
 }
 
 func (r *Report) textFacts(w io.Writer) {
@@ -78,7 +85,7 @@ func (inv *Invariant) text(w io.Writer) {
 	if inv.Found == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n%s, %s: %d violations\n", inv.ID, inv.Title, inv.Found)
+	fmt.Fprintf(w, "\n%s, %s: %s\n", inv.ID, inv.Title, violations(inv.Found))
 	for _, v := range inv.Violations[:min(len(inv.Violations), textViolations)] {
 		fmt.Fprintf(w, "  %s\n", v.Text)
 		for _, ref := range v.Records[:min(len(v.Records), textRecords)] {

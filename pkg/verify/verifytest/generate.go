@@ -195,10 +195,11 @@ func (g *generator) write() {
 		times[i] = g.between(second, span)
 	}
 	slices.Sort(times)
+	changes := 4 * float64(len(g.convs)) / float64(len(times)) // a few for each conversation
 	for i, t := range times {
 		ci := g.IntN(len(g.convs))
 		c := g.convs[ci]
-		if g.chance(0.03) {
+		if g.chance(min(0.03, changes)) {
 			g.change(c, ci, t)
 		}
 		if g.chance(0.02) {
