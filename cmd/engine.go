@@ -23,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/web"
 )
 
 // engine is one running node: what serve and dev share.
@@ -49,6 +50,8 @@ type engine struct {
 // checks what can be checked.
 func (e *engine) serve(ctx context.Context) (err error) {
 	e.build = obs.ThisBuild()
+	syscall.Umask(0o077)           // nothing of ours is for other users, whatever made it
+	signal.Ignore(syscall.SIGPIPE) // losing the reader of the log must not end the node
 	path, err := e.cfg.dataDir(e.app.getenv)
 	if err != nil {
 		return err
@@ -122,6 +125,7 @@ func (e *engine) assemble() error {
 	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, boot, e.reg, e.build)
 	public := http.NewServeMux()
 	public.Handle("GET /livez", obs.Livez(e.pulse, boot))
+	public.Handle("/", web.Handler())
 	if e.demo != nil {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
@@ -211,8 +215,8 @@ func (e *engine) openOps() (stop func(), err error) {
 	}, nil
 }
 
-// hangup lets a lost terminal end the node, and only a terminal: a service
-// that is told to reload has nothing to read again.
+// hangup answers a service manager that wants the configuration read again. On
+// a terminal the signal means something else; see untilSignal.
 func (e *engine) hangup(ctx context.Context) (release func()) {
 	if isTerminal() {
 		return func() {}

@@ -99,7 +99,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 	}
 	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
-	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newBench(a), newVerify(a), newVersion(a))
+	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVerify(a), newVersion(a))
 	markRan(root)
 	return root
 }
@@ -136,13 +136,17 @@ func markRan(c *cobra.Command) {
 	}
 }
 
-// untilSignal is a context that ends at the first SIGINT or SIGTERM. A second
-// one ends the process at once, with status 130. release undoes both.
+// untilSignal is a context that ends at the first SIGINT or SIGTERM, or when
+// the terminal is gone. A second signal ends the process at once, with status
+// 130. release undoes both.
 func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(parent)
 	ch := make(chan os.Signal, 2) // one for each signal that matters
 	done := make(chan struct{})
 	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	if isTerminal() {
+		signal.Notify(ch, syscall.SIGHUP)
+	}
 	go func() {
 		select {
 		case s := <-ch:

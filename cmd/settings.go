@@ -176,6 +176,13 @@ func (s *settingFlags) load() (*loaded, error) {
 
 // combination refuses settings that are good one by one and wrong together.
 func (l *loaded) combination(all []string) error {
+	seen := map[string]string{}
+	for _, ln := range l.listeners() {
+		if other, twice := seen[ln.address]; twice && !strings.HasSuffix(ln.address, ":0") {
+			return config.Errorf(ln.key, "%s is the address of %s already", ln.address, other)
+		}
+		seen[ln.address] = ln.key
+	}
 	if len(l.roles) == len(all) {
 		return nil
 	}

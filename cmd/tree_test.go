@@ -28,6 +28,8 @@ var printsData = map[string][]string{
 	"imd key create":    {"--name", "backend"},
 	"imd key list":      {},
 	"imd key revoke":    {"k"},
+	"imd send":          {"--as", "alice", "--to", "bob", "text"},
+	"imd tail":          {"--as", "alice"},
 	"imd version":       {},
 	"imd bench send":    {},
 	"imd bench fanout":  {},
@@ -36,7 +38,7 @@ var printsData = map[string][]string{
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev"}
+var printsNone = []string{"imd serve", "imd dev", "imd chat"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

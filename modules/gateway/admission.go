@@ -17,18 +17,18 @@ type admission struct {
 	byAddr  map[netip.Addr]int // of pending; never 0
 }
 
-// verdict is what admission says to a newcomer.
-type verdict uint8
+// admitVerdict is what admission says to a newcomer.
+type admitVerdict uint8
 
 const (
-	admitted verdict = iota
+	admitted admitVerdict = iota
 	nodeFull
 	tooManyPending
 	addressFull
 )
 
 // enter counts a newcomer if there is room.
-func (a *admission) enter(addr netip.Addr) verdict {
+func (a *admission) enter(addr netip.Addr) admitVerdict {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {

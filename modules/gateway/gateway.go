@@ -100,13 +100,15 @@ type Gateway struct {
 	submitter *submitter
 	requests  chan struct{} // holds one for each request in work
 
+	overloadTime time.Duration // how long a connection may be above its rates
+
 	ctx      context.Context // of calls; ends with Run
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup // every goroutine of sessions
 	gate     sync.Mutex     // guards stopped, and adding to wg from outside
 	stopped  bool
-	draining atomic.Bool    // no newcomers
-	closing  atomic.Bool    // nobody stays
+	draining atomic.Bool // no newcomers
+	closing  atomic.Bool // nobody stays
 	serving  atomic.Bool
 
 	ln  net.Listener
@@ -124,7 +126,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 		cfg: cfg, Deps: d, m: m, policy: cfg.Login.policy(), origins: newOrigins(cfg), proxies: proxies,
 		limits: newLimits(cfg.Limits, time.Now), hub: newHub(), wheel: newWheel(time.Now()),
 		marks:    newMarks(d.State, m, d.Log),
-		requests: make(chan struct{}, maxRequests),
+		requests: make(chan struct{}, maxRequests), overloadTime: overloadTime,
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}

@@ -103,8 +103,8 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 	}
 	s.timer.session = s
 	s.q = queue{
-		cfg:  queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
-		conn: w, m: g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
+		cfg: queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
+		m:   g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
 	}
 	w.control = s.q.control
 	return s
@@ -292,8 +292,8 @@ func (s *session) look() {
 
 // refused notes that a frame was above a rate, and ends who does not stop.
 func (s *session) refused(now time.Time) {
-	if s.over.refused(now) {
-		s.end("rate_limited", "above the rates for 10 s", minWait)
+	if s.over.refused(now, s.g.overloadTime) {
+		s.end("rate_limited", "above the rates for too long", minWait)
 	}
 }
 

@@ -93,6 +93,8 @@ func TestBadInput(t *testing.T) {
 		{name: "unknown section", file: "gatway:\n  listen: x\n", want: "imd.yaml:1: gatway: unknown key; did you mean gateway?"},
 		{name: "wrong type", file: "gateway:\n  send_queue: many\n", want: `imd.yaml:2: gateway.send_queue: "many" is not a whole number`},
 		{name: "text for a list of sections", file: "gateway:\n  keys: [x]\n", want: "imd.yaml:2: gateway.keys: each item must be a section"},
+		{name: "text for a list", file: "gateway:\n  keys: x\n", want: `imd.yaml:2: gateway.keys: "x" is not a list of sections`},
+		{name: "text for a list by variable", env: []string{"IMD_GATEWAY_KEYS=x"}, want: "IMD_GATEWAY_KEYS: gateway.keys: is not a list in YAML or JSON"},
 		{name: "unknown key in a list", file: "gateway:\n  keys:\n    - id: a\n      fiel: b\n", want: "imd.yaml:4: gateway.keys: unknown key fiel; did you mean file?"},
 		{name: "list for text", file: "gateway:\n  listen: [a]\n", want: "imd.yaml:2: gateway.listen: is a list, but text is wanted"},
 		{name: "section for text", file: "gateway:\n  listen: {a: 1}\n", want: "gateway.listen: is a section, but text is wanted"},

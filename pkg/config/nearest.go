@@ -2,10 +2,10 @@ package config
 
 import "strings"
 
-// nearest is the known word that a mistyped one most likely stood for, or "".
+// Nearest is the known word that a mistyped one most likely stood for, or "".
 // A word whose last part is the same counts as near wherever it stands, which
 // finds keys that were put into the wrong section.
-func nearest(word string, known []string) string {
+func Nearest(word string, known []string) string {
 	best, bestDist := "", max(2, len(word)/3)+1
 	for _, k := range known {
 		if d := distance(word, k); d < bestDist {
@@ -28,9 +28,6 @@ func nearest(word string, known []string) string {
 	}
 	return ""
 }
-
-// Nearest is the known word that a mistyped one most likely stood for, or "".
-func Nearest(word string, known []string) string { return nearest(word, known) }
 
 // distance is the number of letters to insert, delete or replace to get from a
 // to b.
@@ -55,7 +52,7 @@ func distance(a, b string) int {
 }
 
 func didYouMean(word string, known []string) string {
-	if n := nearest(word, known); n != "" {
+	if n := Nearest(word, known); n != "" {
 		return "did you mean " + n + "?"
 	}
 	return ""

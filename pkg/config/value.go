@@ -24,7 +24,7 @@ func fromText(t reflect.Type, s string) (any, error) {
 // fromYAMLText reads a list that was written as YAML or JSON on one line.
 func fromYAMLText(t reflect.Type, s string) (any, error) {
 	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(s), &doc); err != nil || len(doc.Content) != 1 {
+	if err := yaml.Unmarshal([]byte(s), &doc); err != nil || len(doc.Content) != 1 || doc.Content[0].Kind != yaml.SequenceNode {
 		return nil, fmt.Errorf("is not a list in YAML or JSON")
 	}
 	v, _, err := fromNode(t, doc.Content[0])
@@ -61,8 +61,10 @@ func fromNode(t reflect.Type, n *yaml.Node) (v any, line int, err error) {
 		return nodeList(t.Elem(), n)
 	case n.Kind == yaml.SequenceNode:
 		return nil, n.Line, fmt.Errorf("is a list, but %s is wanted", article(typeName(t)))
+	case list && t.Elem().Kind() == reflect.Struct && !isText(t.Elem()):
+		return nil, n.Line, fmt.Errorf("%q is not a %s", n.Value, typeName(t))
 	case list:
-		v, err = fromText(t, n.Value)
+		v, err = splitList(t.Elem(), n.Value)
 		return v, n.Line, err
 	}
 	if want := typeName(t); want == "true or false" && n.Tag == "!!int" || want != "true or false" && n.Tag == "!!bool" {

@@ -75,12 +75,6 @@ func (p *Pulse) notify(state string) {
 	}
 }
 
-// WhyListen turns the error of a listen call into a sentence that names the
-// address, the setting and the flag.
-func WhyListen(err error, address, key, flag string) error {
-	return fmt.Errorf("cannot listen on %s: %s; choose another address with %s or %s", address, Cause(err), flag, key)
-}
-
 // Cause is the innermost text of a network or file error, without the
 // addresses and operations around it.
 func Cause(err error) string {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,16 +15,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 )
 
 const (
 	startLimit = 10 * time.Second // opening the data and electing itself takes 0.1 s
 	closeLimit = 2 * time.Second
 
-	tick     = 20  // ms
-	election = 200 // ms; a restart waits for one to two of it
+	tick     = 50  // ms
+	election = 250 // ms; a restart waits for one to two of it
 
 	quota       = 256 << 20 // bytes; the memory map is sized by it
 	walSegment  = 8 << 20   // bytes, allocated ahead, two at a time
@@ -36,15 +39,17 @@ type Option func(*settings)
 
 type settings struct{ listen string }
 
-// Listen makes the server answer clients at the URL, for example
-// http://127.0.0.1:2379. Without it only Client reaches the server.
-func Listen(url string) Option { return func(s *settings) { s.listen = url } }
+// Listen makes the server answer etcd clients at host:port, without encryption
+// and authentication: keep it on loopback. Without it only Client reaches the
+// server.
+func Listen(address string) Option { return func(s *settings) { s.listen = address } }
 
 // Server is a running etcd server.
 type Server struct {
 	dir    string
 	etcd   *embed.Etcd
 	client *clientv3.Client
+	net    *grpc.Server // nil without Listen
 	log    *serverLog
 	failed chan error // room for the one failure that the watcher reports
 	done   chan struct{}
@@ -66,10 +71,7 @@ func Start(ctx context.Context, dir string, log *zap.Logger, opts ...Option) (*S
 		return nil, err
 	}
 	s := &Server{dir: dir, log: newServerLog(log), failed: make(chan error, 1), done: make(chan struct{})}
-	cfg, err := config(dir, st, s.log)
-	if err != nil {
-		return nil, err
-	}
+	cfg := config(dir, s.log)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if err := s.open(ctx, cfg); err != nil {
@@ -78,26 +80,37 @@ func Start(ctx context.Context, dir string, log *zap.Logger, opts ...Option) (*S
 	}
 	s.client = v3client.New(s.etcd.Server)
 	go s.watch()
+	if st.listen != "" {
+		if err := s.listen(ctx, st.listen); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
 	return s, nil
+}
+
+// listen serves the etcd protocol. Clients may ping as often as a stand-alone
+// etcd lets them.
+func (s *Server) listen(ctx context.Context, address string) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("embedded etcd: %w", err)
+	}
+	s.net = v3rpc.Server(s.etcd.Server, nil, nil, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+		MinTime: embed.DefaultGRPCKeepAliveMinTime,
+	}))
+	go func() { _ = s.net.Serve(l) }() // ends with Close
+	return nil
 }
 
 var segment sync.Once
 
-// config is a server of one member that knows no peer and, without a URL,
-// listens nowhere.
-func config(dir string, st settings, log *serverLog) (*embed.Config, error) {
+// config is a server of one member that knows no peer and listens nowhere.
+func config(dir string, log *serverLog) *embed.Config {
 	segment.Do(func() { wal.SegmentSizeBytes = walSegment })
 	c := embed.NewConfig()
 	c.Name, c.Dir = "imd", dir
 	c.ListenClientUrls, c.ListenPeerUrls = nil, nil
-	if st.listen != "" {
-		u, err := url.Parse(st.listen)
-		if err != nil {
-			return nil, fmt.Errorf("embedded etcd: the listen address: %w", err)
-		}
-		c.ListenClientUrls = []url.URL{*u}
-		c.AdvertiseClientUrls = c.ListenClientUrls
-	}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.TickMs, c.ElectionMs = tick, election
 	c.QuotaBackendBytes = quota
@@ -105,7 +118,7 @@ func config(dir string, st settings, log *serverLog) (*embed.Config, error) {
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, keepHistory
 	c.WatchProgressNotifyInterval = time.Minute
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log.logger())
-	return c, nil
+	return c
 }
 
 // open starts etcd in a goroutine, because etcd may end it on bad data instead
@@ -195,6 +208,9 @@ func (s *Server) Close() error {
 	s.once.Do(func() {
 		close(s.done)
 		s.log.quiet()
+		if s.net != nil {
+			s.net.Stop()
+		}
 		_ = s.client.Close() // always "canceled" for a client without connection
 		err = closeWithin(s.etcd)
 	})

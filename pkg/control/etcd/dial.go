@@ -44,7 +44,6 @@ func Dial(e Endpoints, log *zap.Logger) (*clientv3.Client, error) {
 		DialTimeout:          callLimit,
 		DialKeepAliveTime:    pingEvery,
 		DialKeepAliveTimeout: pingTimeout,
-		PermitWithoutStream:  true,
 		TLS:                  secure,
 		Username:             e.Username,
 		Password:             e.Password,

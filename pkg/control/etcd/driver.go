@@ -33,13 +33,14 @@ type Options struct {
 
 	// The periods below are for tests.
 
-	TTL       time.Duration // of the node's lease, whole seconds; 10 s
-	Renew     time.Duration // between its renewals; 3 s
-	Check     time.Duration // between looks at the own keys; 60 s
-	WorkerTTL time.Duration // of a worker lease, whole seconds; 60 s
-	Progress  time.Duration // between requests for a sign of life; 5 s
-	Stale     time.Duration // silence that means a dead watch; 15 s
-	Reconcile time.Duration // between checks of the view; 60 s
+	TTL         time.Duration // of the node's lease, whole seconds; 10 s
+	Renew       time.Duration // between its renewals; 3 s
+	Check       time.Duration // between looks at the own keys; 60 s
+	WorkerTTL   time.Duration // of a worker lease, whole seconds; 60 s
+	WorkerRenew time.Duration // between its renewals; 20 s
+	Progress    time.Duration // between requests for a sign of life; 5 s
+	Stale       time.Duration // silence that means a dead watch; 15 s
+	Reconcile   time.Duration // between checks of the view; 60 s
 }
 
 // timing fills in the usual periods.
@@ -49,7 +50,7 @@ func (o Options) timing() timing {
 		to   *time.Duration
 		from time.Duration
 	}{
-		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL},
+		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
 		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.start, o.StartJitter},
 	} {
 		if f.from > 0 {

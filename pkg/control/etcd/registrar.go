@@ -32,8 +32,8 @@ type registrar struct {
 	gen     int          // number of node
 	nudged  bool
 	state   registration
-	rival   control.Node // last record of another boot under our id
-	lastErr error        // of the last call, nil if it went well
+	rival   control.Node  // last record of another boot under our id
+	lastErr error         // of the last call, nil if it went well
 	changed chan struct{} // closed and replaced when state changes
 }
 

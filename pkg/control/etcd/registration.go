@@ -8,24 +8,25 @@ import (
 
 // timing has the periods of a driver.
 type timing struct {
-	ttl        time.Duration // of the node's lease
-	renew      time.Duration // between renewals
-	margin     time.Duration // a lease counts as lost this long before its end
-	retry      time.Duration // between failed renewals
-	heal       time.Duration // bound of the pause before a lost lease is replaced
-	start      time.Duration // bound of the pause before the first lease
-	check      time.Duration // between looks at the own key, 20 % up or down
-	workerTTL  time.Duration
-	workerSafe time.Duration // margin of a worker lease
-	progress   time.Duration // between progress requests
-	stale      time.Duration // silence that means a dead watch
-	reconcile  time.Duration // between checks of the view, 20 % up or down
+	ttl         time.Duration // of the node's lease
+	renew       time.Duration // between renewals
+	margin      time.Duration // a lease counts as lost this long before its end
+	retry       time.Duration // between failed renewals
+	heal        time.Duration // bound of the pause before a lost lease is replaced
+	start       time.Duration // bound of the pause before the first lease
+	check       time.Duration // between looks at the own key, 20 % up or down
+	workerTTL   time.Duration
+	workerRenew time.Duration
+	workerSafe  time.Duration // margin of a worker lease
+	progress    time.Duration // between progress requests
+	stale       time.Duration // silence that means a dead watch
+	reconcile   time.Duration // between checks of the view, 20 % up or down
 }
 
 var defaults = timing{
 	ttl: 10 * time.Second, renew: 3 * time.Second, margin: time.Second, retry: 500 * time.Millisecond,
 	heal: 500 * time.Millisecond, check: time.Minute,
-	workerTTL: time.Minute, workerSafe: 10 * time.Second,
+	workerTTL: time.Minute, workerRenew: 20 * time.Second, workerSafe: 10 * time.Second,
 	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute,
 }
 

@@ -220,8 +220,8 @@ func (f *follower) verify(ctx context.Context) error {
 	case errors.Is(err, rpctypes.ErrCompacted):
 		return &resyncError{cause: control.ResyncCompacted, err: err}
 	case err != nil:
-		f.log.Debug("the cluster view could not be checked", zap.Error(err))
-		return nil // the silence of the watch decides whether etcd is away
+		f.setStale(true)
+		return &resyncError{cause: control.ResyncBroken, err: fmt.Errorf("check the view: %w", err)}
 	}
 	f.saw(resp.Header.Revision)
 	n := f.cur.differences(replicaOf(f.cur.rev, f.cur.cluster, resp.Kvs))

@@ -171,13 +171,13 @@ func (w *workerLease) keep(ctx context.Context) {
 	})
 }
 
-// run renews at a third of the TTL. While etcd is away it tries the same lease
+// run renews three times a TTL. While etcd is away it tries the same lease
 // again and again: if etcd comes back in time, nothing was lost.
 func (w *workerLease) run(ctx context.Context) {
 	w.mu.Lock()
 	ttl, looked := w.ttl, w.sent
 	w.mu.Unlock()
-	pause := ttl / 3
+	pause := min(w.leaser.timing.workerRenew, ttl/3)
 	for backoff.Sleep(ctx, pause) == nil {
 		sent, ttl, err := renew(ctx, w.leaser.client, int64(w.id))
 		if err == nil && time.Since(looked) >= w.leaser.timing.check {
@@ -201,7 +201,7 @@ func (w *workerLease) run(ctx context.Context) {
 			w.mu.Lock()
 			w.sent, w.ttl = sent, ttl
 			w.mu.Unlock()
-			pause = ttl / 3
+			pause = min(w.leaser.timing.workerRenew, ttl/3)
 		}
 	}
 }

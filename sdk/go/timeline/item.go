@@ -132,8 +132,8 @@ func (t *Timeline) takeStored(fx *Effects) {
 	})
 }
 
-// known reports whether an entry of this kind means something to this package.
-func known(k clientv1.EntryKind) bool {
+// Shows reports whether entries of a kind are shown; all others only move have.
+func Shows(k clientv1.EntryKind) bool {
 	return k >= clientv1.EntryKind_ENTRY_KIND_MESSAGE && k <= clientv1.EntryKind_ENTRY_KIND_REACTION
 }
 

@@ -323,7 +323,7 @@ func (t *Timeline) show(e *clientv1.Entry, fx *Effects) {
 	if e.Countable && e.Sender != t.self && e.Seq > max(t.readSeq, t.countedTo) {
 		t.unread = min(t.unread+1, protocol.MaxUnread)
 	}
-	if known(e.Kind) {
+	if Shows(e.Kind) {
 		fx.Show = append(fx.Show, e)
 	}
 	t.apply(e, fx)

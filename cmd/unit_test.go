@@ -1,0 +1,146 @@
+package cmd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/config"
+	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+func TestExitStatuses(t *testing.T) {
+	reason := func(r im.Reason) error { return im.Errorf(r, "x.Y", "text") }
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+	tests := []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"anything", errors.New("boom"), 1},
+		{"usage", usagef("no"), 2},
+		{"not found", reason(clientv1.Reason_REASON_NOT_FOUND), 3},
+		{"no such file", &fs.PathError{Op: "open", Path: "x", Err: fs.ErrNotExist}, 3},
+		{"bad token", reason(clientv1.Reason_REASON_BAD_TOKEN), 4},
+		{"forbidden", reason(clientv1.Reason_REASON_FORBIDDEN), 4},
+		{"unavailable", reason(clientv1.Reason_REASON_UNAVAILABLE), 5},
+		{"rate limited", reason(clientv1.Reason_REASON_RATE_LIMITED), 5},
+		{"refused", fmt.Errorf("get: %w", refused), 5},
+		{"too late", context.DeadlineExceeded, 5},
+		{"same id, other content", reason(clientv1.Reason_REASON_ID_REUSED), 6},
+		{"interrupted", context.Canceled, 130},
+		{"configuration", fmt.Errorf("x: %w", config.Errorf("a", "b")), 78},
+		{"module's configuration", fmt.Errorf("storage: %w", module.Configf("no")), 78},
+		{"schema", fmt.Errorf("storage: %w", store.ErrSchema), 78},
+		{"clock", fmt.Errorf("storage: %w", store.ErrClock), 78},
+		{"damaged", fmt.Errorf("storage: %w", store.ErrCorrupt), 1},
+		{"folder in use", &datadir.InUseError{Path: "/d", PID: 7}, 1},
+	}
+	for _, tt := range tests {
+		if got := classify(tt.err); got.Exit != tt.want || got.Message == "" || got.Code == "" || got.Reason == "" {
+			t.Errorf("%s: classify() = %+v; want exit status %d", tt.name, *got, tt.want)
+		}
+	}
+}
+
+func TestBanner(t *testing.T) {
+	dir, err := datadir.Open(filepath.Join(t.TempDir(), "my data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	e := &engine{app: standInApp(nil, nil, nil), dir: dir, cfg: &loaded{roles: []string{"gateway", "state"}}}
+	p := datadir.Endpoints{Version: "0.1.0", Public: "0.0.0.0:8420", Ops: "127.0.0.1:8421"}
+	got := e.banner(p, 700*time.Millisecond)
+	for _, want := range []string{
+		"roles gateway, state, ready in 0.7 s", "http://127.0.0.1:8420/\n", "http://127.0.0.1:8421/readyz",
+		"imd token mint --user alice --data-dir '" + dir.Path() + "'",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the banner lacks %q:\n%s", want, got)
+		}
+	}
+	e.demo = &demo{users: []string{"ann", "ben"}, throwaway: true}
+	p.Public = "127.0.0.1:8420"
+	got = e.banner(p, time.Second)
+	for _, want := range []string{
+		"not for production", "http://127.0.0.1:8420/#user=ann\n", "http://127.0.0.1:8420/#user=ben\n", "(thrown away at the end)",
+		"imd chat --as ann --data-dir '" + dir.Path() + "'",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the banner lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+func TestWebURL(t *testing.T) {
+	for in, want := range map[string]string{
+		"127.0.0.1:1": "http://127.0.0.1:1/", "0.0.0.0:1": "http://127.0.0.1:1/", "[::]:1": "http://127.0.0.1:1/", ":1": "http://127.0.0.1:1/",
+		"[::1]:1": "http://[::1]:1/", "chat.example:1": "http://chat.example:1/", "": "",
+	} {
+		if got := webURL(in); got != want {
+			t.Errorf("webURL(%q) = %q; want %q", in, got, want)
+		}
+	}
+}
+
+func TestSpan(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		4 * time.Second: "4s", -3*time.Minute - 5*time.Second: "3m05s", 90 * time.Minute: "1h30m", 73 * time.Hour: "3 days",
+	} {
+		if got := span(d); got != want {
+			t.Errorf("span(%v) = %s; want %s", d, got, want)
+		}
+	}
+}
+
+// Every key of the program can be set by the file, by its variable and by a
+// flag.
+func TestEveryKeyOfTheProgram(t *testing.T) {
+	sch, err := schema(specs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range sch.Leaves() {
+		value := strings.Trim(config.Text(l.Default), "[]")
+		inputs := map[string]config.Inputs{"env": {Environ: []string{l.Env + "=" + value}}}
+		if !l.Secret {
+			inputs["flag"] = config.Inputs{Flags: []config.Assign{{Key: l.Key, Value: value, Flag: "--set"}}}
+		}
+		for name, in := range inputs {
+			if l.Twin != "" {
+				continue // its value is a file
+			}
+			v, err := sch.Load(in)
+			if err != nil {
+				t.Errorf("%s by %s: %v", l.Key, name, err)
+				continue
+			}
+			if !v.Set(l.Key) || v.Text(l.Key) != config.Text(l.Default) {
+				t.Errorf("%s by %s = %q; want %q", l.Key, name, v.Text(l.Key), config.Text(l.Default))
+			}
+		}
+	}
+	example, err := os.ReadFile("../config.example.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range sch.Leaves() {
+		last := l.Key[strings.LastIndexByte(l.Key, '.')+1:]
+		if !bytes.Contains(example, []byte(last+": ")) {
+			t.Errorf("%s is not in config.example.yaml", l.Key)
+		}
+	}
+}

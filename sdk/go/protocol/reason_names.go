@@ -1,0 +1,35 @@
+package protocol
+
+// The reasons of the table, as on the wire. What each means stands there; see
+// Lookup.
+const (
+	ReasonBadRequest         = "bad_request"
+	ReasonInvalidID          = "invalid_id"
+	ReasonUnknownKind        = "unknown_kind"
+	ReasonUnsupported        = "unsupported"
+	ReasonNotMember          = "not_member"
+	ReasonForbidden          = "forbidden"
+	ReasonConversationClosed = "conversation_closed"
+	ReasonNotFound           = "not_found"
+	ReasonIDReused           = "id_reused"
+	ReasonTooLarge           = "too_large"
+	ReasonBehind             = "behind"
+	ReasonUnavailable        = "unavailable"
+	ReasonDrain              = "drain"
+	ReasonSlow               = "slow"
+	ReasonIdle               = "idle"
+	ReasonBusy               = "busy"
+	ReasonRateLimited        = "rate_limited"
+	ReasonTokenExpired       = "token_expired"
+	ReasonResync             = "resync"
+	ReasonInternal           = "internal"
+	ReasonAuthTimeout        = "auth_timeout"
+	ReasonBadFrame           = "bad_frame"
+	ReasonBadToken           = "bad_token"
+	ReasonKicked             = "kicked"
+	ReasonReplaced           = "replaced"
+	ReasonLoginRefused       = "login_refused"
+	ReasonRevoked            = "revoked"
+	ReasonUnsupportedVersion = "unsupported_version"
+	ReasonSuperseded         = "superseded"
+)

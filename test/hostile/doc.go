@@ -1,0 +1,3 @@
+// Package hostile feeds a running node what no honest client would, and ends
+// connections in every way they can end.
+package hostile

@@ -1,0 +1,341 @@
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// raw is a TCP connection to the public listener.
+func raw(t testing.TB, n *testenv.Node) net.Conn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", n.Endpoints().Public, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// upgrade makes a WebSocket of a TCP connection.
+func upgrade(t testing.TB, c net.Conn) *bufio.Reader {
+	t.Helper()
+	fmt.Fprintf(c, "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"+
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: imd.v1.json\r\n\r\n")
+	br := bufio.NewReader(c)
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	res, err := http.ReadResponse(br, nil)
+	if err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("no upgrade: %v %v", res, err)
+	}
+	return br
+}
+
+// frame is a masked WebSocket frame with a zero mask.
+func frame(fin bool, op byte, payload []byte) []byte {
+	b := []byte{op}
+	if fin {
+		b[0] |= 0x80
+	}
+	switch n := len(payload); {
+	case n < 126:
+		b = append(b, 0x80|byte(n))
+	case n < 1<<16:
+		b = binary.BigEndian.AppendUint16(append(b, 0x80|126), uint16(n))
+	default:
+		b = binary.BigEndian.AppendUint64(append(b, 0x80|127), uint64(n))
+	}
+	return append(append(b, 0, 0, 0, 0), payload...)
+}
+
+// closeCode reads frames until a close, and returns its code; 0 = cut without
+// one, -1 = still open at the deadline.
+func closeCode(c net.Conn, br *bufio.Reader, limit time.Duration) int {
+	_ = c.SetReadDeadline(time.Now().Add(limit))
+	for {
+		head := make([]byte, 2)
+		if _, err := io.ReadFull(br, head); err != nil {
+			if ne, ok := err.(net.Error); ok && ne.Timeout() {
+				return -1
+			}
+			return 0
+		}
+		n := int(head[1] & 127)
+		if n == 126 {
+			ext := make([]byte, 2)
+			if _, err := io.ReadFull(br, ext); err != nil {
+				return 0
+			}
+			n = int(binary.BigEndian.Uint16(ext))
+		}
+		payload := make([]byte, n)
+		if _, err := io.ReadFull(br, payload); err != nil {
+			return 0
+		}
+		if head[0]&15 == 8 {
+			if n < 2 {
+				return 1005
+			}
+			return int(binary.BigEndian.Uint16(payload))
+		}
+	}
+}
+
+func hello(token string) []byte {
+	return fmt.Appendf(nil, `{"id":1,"hello":{"version":1,"token":"%s","deviceId":"d%d"}}`, token, rand.Uint32())
+}
+
+// What a hostile peer sends ends its own connection, with the right code, and
+// nothing else.
+func TestHostileInput(t *testing.T) {
+	n := testenv.Start(t)
+	honest := testenv.Login(t, n.URL(), protocol.JSON, n.Token("honest"), "d")
+	token := n.Token("eve")
+	rss := resident(t, n.PID())
+	stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		worst := time.Duration(0)
+		for {
+			select {
+			case <-stop:
+				slowest <- worst
+				return
+			case <-time.After(20 * time.Millisecond):
+				began := time.Now()
+				honest.MustSend(testenv.ToUser("friend", "x"))
+				worst = max(worst, time.Since(began))
+			}
+		}
+	}()
+	endless := make([]byte, 10)
+	binary.BigEndian.PutUint64(endless[2:], 1<<63-1)
+	endless[0], endless[1] = 0x81, 0xff
+	fragments := frame(false, 1, []byte("{"))
+	for range 100_000 {
+		fragments = append(fragments, frame(false, 0, []byte(" "))...)
+	}
+	var pings []byte
+	for range 10_000 {
+		pings = append(pings, frame(true, 9, []byte("x"))...)
+	}
+	for name, tt := range map[string]struct {
+		write []byte
+		codes []int // 0 = may also just be cut
+	}{
+		"a length of 2^63-1":       {append(endless, 0, 0, 0, 0, 'x'), []int{1009, 1002, 0}},
+		"100,000 fragments":        {fragments, []int{1009, 4500, 4004, 0}},
+		"a control frame too long": {frame(true, 9, make([]byte, 126)), []int{1002, 0}},
+		"a reserved bit":           {[]byte{0xc1, 0x80, 0, 0, 0, 0}, []int{1002, 0}},
+		"an unknown opcode":        {frame(true, 3, nil), []int{1002, 0}},
+		"an unmasked frame":        {[]byte{0x81, 2, '{', '}'}, []int{1002, 0}},
+		"a continuation first":     {frame(true, 0, []byte("{}")), []int{1002, 0}},
+		"over the limit":           {frame(true, 1, []byte(strings.Repeat(" ", 131_073))), []int{1009}},
+		"deep nesting":             {frame(true, 1, []byte(`{"x":`+strings.Repeat("[", 100_000))), []int{4500}},
+		"binary noise as text":     {frame(true, 1, []byte{0xff, 0xfe, 0x00}), []int{1007}},
+		"10,000 pings":             {pings, []int{-1, 4004, 1008, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var wg sync.WaitGroup
+			for range 20 {
+				c := raw(t, n)
+				br := upgrade(t, c)
+				wg.Go(func() {
+					_, _ = c.Write(frame(true, 1, hello(token)))
+					go func() { _, _ = c.Write(tt.write) }()
+					got := closeCode(c, br, 8*time.Second)
+					for _, want := range tt.codes {
+						if got == want {
+							c.Close()
+							return
+						}
+					}
+					t.Errorf("closed with %d, want one of %v", got, tt.codes)
+				})
+			}
+			wg.Wait()
+		})
+	}
+	close(stop)
+	if worst := <-slowest; worst > 2*time.Second {
+		t.Errorf("an honest user waited %v", worst)
+	}
+	if grown := resident(t, n.PID()) - rss; grown > 100<<20 {
+		t.Errorf("memory grew by %d MiB", grown>>20)
+	}
+	if honest.Closed() {
+		t.Error("an honest user was closed")
+	}
+}
+
+// Peers that say nothing, or very slowly, are gone within 10 s, and others log
+// in meanwhile.
+func TestSilentPeers(t *testing.T) {
+	n := testenv.Start(t, "--set", "gateway.limits.loopback_exempt=true")
+	var wg sync.WaitGroup
+	for range 100 {
+		slow, mute, upgraded := raw(t, n), raw(t, n), raw(t, n)
+		br := upgrade(t, upgraded)
+		wg.Go(func() {
+			for range 40 {
+				if _, err := slow.Write([]byte("G")); err != nil {
+					return
+				}
+				time.Sleep(400 * time.Millisecond)
+			}
+			t.Error("one byte at a time is still connected after 16 s")
+		})
+		wg.Go(func() {
+			_ = mute.SetReadDeadline(time.Now().Add(12 * time.Second))
+			if _, err := mute.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+				t.Errorf("a mute connection: %v", err)
+			}
+		})
+		wg.Go(func() {
+			if code := closeCode(upgraded, br, 12*time.Second); code != 4008 {
+				t.Errorf("an unauthenticated one closed with %d", code)
+			}
+		})
+	}
+	for i := range 20 {
+		began := time.Now()
+		c := testenv.Login(t, n.URL(), protocol.Proto, n.Token(fmt.Sprint("u", i)), "d")
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("an honest login took %v", took)
+		}
+		c.Close()
+	}
+	wg.Wait()
+}
+
+// Everything a connection held is given back, however it ends.
+func TestNothingLeaks(t *testing.T) {
+	const cycles = 400
+	n := testenv.Start(t, "--set", "gateway.limits.failed_hellos=100000000")
+	token, keep := n.Token("ann"), testenv.Login(t, n.URL(), protocol.Proto, n.Token("keep"), "d")
+	endings := map[string]func(i int){
+		"clean close": func(i int) {
+			testenv.Login(t, n.URL(), protocol.Encoding(i%2), n.Token("ann"), fmt.Sprint("d", i)).Close()
+		},
+		"cut after login": func(i int) {
+			testenv.Login(t, n.URL(), protocol.Encoding(i%2), n.Token("ann"), fmt.Sprint("d", i)).Cut()
+		},
+		"reset after the upgrade": func(int) {
+			c := raw(t, n)
+			upgrade(t, c)
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		},
+		"reset before the upgrade": func(int) {
+			c := raw(t, n)
+			fmt.Fprint(c, "GET /v1/ws HTTP/1.1\r\n")
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		},
+		"refused token": func(int) {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			_, _ = c.Write(frame(true, 1, hello("x.y.z")))
+			if code := closeCode(c, br, 5*time.Second); code != 4501 {
+				t.Errorf("closed with %d", code)
+			}
+			c.Close()
+		},
+		"superseded": func(int) { testenv.Login(t, n.URL(), protocol.Proto, token, "same").Cut() },
+		"bad frame": func(int) {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			_, _ = c.Write(append(frame(true, 1, hello(token)), frame(true, 1, []byte("no"))...))
+			if code := closeCode(c, br, 5*time.Second); code != 4500 {
+				t.Errorf("closed with %d", code)
+			}
+			c.Close()
+		},
+	}
+	level := func() [3]float64 {
+		return [3]float64{metric(t, n, "go_goroutines"), metric(t, n, "process_open_fds"), metric(t, n, "imd_gateway_connections")}
+	}
+	for i := range 20 { // fill caches and pools first
+		for _, end := range endings {
+			end(i)
+		}
+	}
+	time.Sleep(time.Second)
+	before := level()
+	for name, end := range endings {
+		t.Run(name, func(t *testing.T) {
+			for i := range cycles {
+				end(i)
+			}
+		})
+	}
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		after := level()
+		ok := true
+		for i := range after {
+			ok = ok && after[i] <= max(before[i]*1.05, before[i]+20)
+		}
+		if ok && after[2] == before[2] {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("goroutines, files, connections: %v before, %v after", before, after)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	if f := keep.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: &clientv1.Sync{}}}); f.GetSyncResult() == nil {
+		t.Errorf("the one that stayed: %v", f)
+	}
+}
+
+// metric reads one value of /metrics.
+func metric(t *testing.T, n *testenv.Node, name string) float64 {
+	t.Helper()
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, n.OpsURL()+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	s := bufio.NewScanner(res.Body)
+	for s.Scan() {
+		if v, ok := strings.CutPrefix(s.Text(), name+" "); ok {
+			f, err := strconv.ParseFloat(v, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+func resident(t *testing.T, pid int) int64 {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size, pages int64
+	_, _ = fmt.Sscan(string(data), &size, &pages)
+	return pages * int64(os.Getpagesize())
+}
