@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -72,10 +73,11 @@ func (e *engine) next() string {
 	if e.dir.Path() != datadir.Default(e.app.getenv) {
 		at = " --data-dir " + shellWord(e.dir.Path())
 	}
+	imd := cmp.Or(e.app.program, "imd")
 	if e.demo != nil {
-		return "imd chat --as " + e.demo.users[0] + at
+		return shellWord(imd) + " chat --as " + e.demo.users[0] + at
 	}
-	return "imd token mint --user alice" + at
+	return shellWord(imd) + " token mint --user alice" + at
 }
 
 // shellWord quotes a word if a shell would take it apart.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,6 +24,7 @@ type app struct {
 	environ []string
 	out     io.Writer
 	errOut  io.Writer
+	program string // as it was typed; "" = imd
 
 	format  format        // -o
 	timeout time.Duration // --timeout
@@ -43,6 +45,9 @@ func (a *app) printer() printer { return printer{out: a.out, json: a.format == a
 // Main runs the command line of the process and returns its exit status.
 func Main() int {
 	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
+	if strings.Contains(os.Args[0], "/") { // what is not on the search path has to be typed in full
+		a.program = os.Args[0]
+	}
 	return a.run(context.Background(), os.Args[1:])
 }
 
