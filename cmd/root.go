@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -24,7 +23,7 @@ type app struct {
 	environ []string
 	out     io.Writer
 	errOut  io.Writer
-	program string // as it was typed; "" = imd
+	program string // how the process was called; "" in tests
 
 	format  format        // -o
 	timeout time.Duration // --timeout
@@ -44,10 +43,7 @@ func (a *app) printer() printer { return printer{out: a.out, json: a.format == a
 
 // Main runs the command line of the process and returns its exit status.
 func Main() int {
-	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
-	if strings.Contains(os.Args[0], "/") { // what is not on the search path has to be typed in full
-		a.program = os.Args[0]
-	}
+	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr, program: os.Args[0]}
 	return a.run(context.Background(), os.Args[1:])
 }
 
@@ -104,7 +100,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 	}
 	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
-	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVersion(a))
+	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVerify(a), newVersion(a))
 	markRan(root)
 	return root
 }
