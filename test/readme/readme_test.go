@@ -19,6 +19,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // block is a fenced piece of the page.
@@ -29,13 +30,18 @@ var fenceRE = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")
 // blocks gives the fenced pieces of a section of README.md.
 func blocks(t *testing.T, section string) []block {
 	t.Helper()
-	page, err := os.ReadFile("../../README.md")
+	return blocksOf(t, "README.md", section)
+}
+
+func blocksOf(t *testing.T, file, section string) []block {
+	t.Helper()
+	page, err := os.ReadFile("../../" + file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, rest, ok := strings.Cut(string(page), "\n## "+section+"\n")
 	if !ok {
-		t.Fatalf("README.md has no section %q", section)
+		t.Fatalf("%s has no section %q", file, section)
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
 	var out []block
@@ -136,8 +142,18 @@ func (c *clone) ready() bool {
 	return res.StatusCode == http.StatusOK
 }
 
+// stop stops the server in order.
+func (c *clone) stop() {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		c.t.Fatal(err)
+	}
+	c.gone()
+}
+
 // gone waits until a killed server has ended.
 func (c *clone) gone() {
+	c.t.Helper()
 	select {
 	case <-c.done:
 	case <-time.After(testenv.Patience):
@@ -227,6 +243,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\bkey [a-z0-9]{16}\b`), "key KEY"},
 	{regexp.MustCompile(`"ey[^"]+"`), `"TOKEN"`},
 	{regexp.MustCompile(`, "`), `,"`},
+	{regexp.MustCompile(`(?m)^connected\n`), ""}, // comes from the side, at any moment
 }
 
 func leveled(text string) string {
@@ -356,4 +373,44 @@ func TestTokensOfABackend(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A backup taken and restored as docs/operations.md says has what was there,
+// and clients are told of another history. What is made anew may be missing.
+func TestBackup(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("sqlite3"); err != nil {
+		testenv.Omit(t, "a backup while the node runs", "apt-get install sqlite3")
+	}
+	all := blocksOf(t, "docs/operations.md", "Back up and restore")
+	if len(all) != 2 {
+		t.Fatalf("%d blocks, want two", len(all))
+	}
+	c := newClone(t)
+	c.run()
+	sh := c.shell()
+	sh.run("imd send --as alice --to bob kept")
+	sh.run(all[0].text)
+	sh.run("imd send --as alice --to bob lost by the restore")
+	before := c.epoch()
+	c.stop()
+	sh.run(all[1].text)
+	if err := os.RemoveAll(filepath.Join(c.dir, "data/etcd")); err != nil {
+		t.Fatal(err)
+	}
+	c.run()
+	if after := c.epoch(); after == before {
+		t.Errorf("the data_epoch is %s as before", after)
+	}
+	sh.run("imd send --as alice --to bob new")
+	if got := leveled(sh.run("imd tail --as bob --to alice --after 0 --count 2")); !strings.HasSuffix(got, "#1  alice: kept\nTIME  d_mvjrvdxp5j5zg2j2n6ar37gxia #2  alice: new") {
+		t.Errorf("afterwards the conversation is\n%s", got)
+	}
+}
+
+// epoch is the data_epoch that a new session is told.
+func (c *clone) epoch() string {
+	c.t.Helper()
+	token := strings.TrimSpace(c.shell().run("imd token mint --user eve"))
+	return testenv.Login(c.t, c.here("http://127.0.0.1:8420"), protocol.JSON, token, "d").Welcome.DataEpoch
 }
