@@ -411,6 +411,9 @@ func TestBackup(t *testing.T) {
 // epoch is the data_epoch that a new session is told.
 func (c *clone) epoch() string {
 	c.t.Helper()
-	token := strings.TrimSpace(c.shell().run("imd token mint --user eve"))
-	return testenv.Login(c.t, c.here("http://127.0.0.1:8420"), protocol.JSON, token, "d").Welcome.DataEpoch
+	token, epoch := strings.TrimSpace(c.shell().run("imd token mint --user eve")), ""
+	c.t.Run("a session", func(t *testing.T) { // which ends with it
+		epoch = testenv.Login(t, c.here("http://127.0.0.1:8420"), protocol.JSON, token, "d").Welcome.DataEpoch
+	})
+	return epoch
 }
