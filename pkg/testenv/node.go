@@ -76,9 +76,16 @@ const ReadyIn = 20 * time.Second
 // node is killed at the end of the test.
 func Start(t testing.TB, args ...string) *Node {
 	t.Helper()
-	n := &Node{Dir: filepath.Join(t.TempDir(), "data"), Args: args, t: t}
-	n.Start()
+	n := &Node{Dir: filepath.Join(t.TempDir(), "data"), Args: args}
+	n.Begin(t)
 	return n
+}
+
+// Begin is Start for a node whose fields were filled in by hand.
+func (n *Node) Begin(t testing.TB) {
+	t.Helper()
+	n.t = t
+	n.Start()
 }
 
 // Start starts the process again after Kill or Stop, and waits until it is
