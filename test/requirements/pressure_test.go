@@ -3,6 +3,7 @@ package requirements
 import (
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -72,7 +73,7 @@ func TestR23ShortBursts(t *testing.T) {
 // that are there go on, and newcomers are taken when some have gone.
 func TestR26FewDescriptors(t *testing.T) {
 	t.Parallel()
-	for _, most := range []int{100, 1000} {
+	for _, most := range []int{200, 1000} {
 		t.Run(fmt.Sprint("max_connections ", most), func(t *testing.T) {
 			n := &testenv.Node{Dir: t.TempDir() + "/data", Under: []string{"sh", "-c", `ulimit -n 256; exec "$0" "$@"`},
 				Args: set(fmt.Sprint("gateway.max_connections=", most), "gateway.hello_timeout=30s")}
@@ -136,12 +137,38 @@ func TestR26FewDescriptors(t *testing.T) {
 				return err == nil
 			})
 			t.Logf("new ones are taken %v after some have gone", time.Since(began).Round(time.Millisecond))
+			closed := 0
+			for _, c := range mute(t, n, 300) {
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				if _, err := c.Read(make([]byte, 1)); !os.IsTimeout(err) {
+					closed++
+				}
+				c.Close()
+			}
+			if closed == 0 {
+				t.Error("300 connections that say nothing may all stay")
+			}
 			close(stop)
 			if worst := <-slowest; worst > time.Second {
 				t.Errorf("one that was there waited %v", worst)
 			}
 		})
 	}
+}
+
+// mute opens connections that say nothing.
+func mute(t *testing.T, n *testenv.Node, count int) (all []net.Conn) {
+	t.Helper()
+	for range count {
+		c, err := net.DialTimeout("tcp", n.Endpoints().Public, testenv.Patience)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		t.Cleanup(func() { c.Close() })
+		all = append(all, c)
+	}
+	return all
 }
 
 // 3,000 clients come back at once after a kill; all are in within 30 s, and
