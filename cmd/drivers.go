@@ -43,8 +43,11 @@ func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.
 		opts.Close, opts.Failed = srv.Close, srv.Failed()
 		return etcd.New(srv.Client(), opts), nil
 	}
+	opts.Health, opts.FollowMembers = etcd.NewHealth(), o.Config.FollowMembers
+	opts.LastKnown = filepath.Join(o.DataDir, "nodes.json")
 	client, err := etcd.Dial(etcd.Endpoints{
-		URLs: o.Config.Endpoints, Username: o.Config.Username, Password: o.Config.Password.Reveal(),
+		Health: opts.Health,
+		URLs:   o.Config.Endpoints, Username: o.Config.Username, Password: o.Config.Password.Reveal(),
 		CA: o.Config.TLS.CAFile, Cert: o.Config.TLS.CertFile, Key: o.Config.TLS.KeyFile,
 	}, o.Log)
 	if err != nil {

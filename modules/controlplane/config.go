@@ -13,6 +13,8 @@ import (
 type Config struct {
 	// Endpoints are those of an etcd cluster; none = the embedded server.
 	Endpoints []string `mapstructure:"endpoints" doc:"URLs of the members of an etcd cluster, as https://etcd1:2379; default none, which runs an etcd server inside the process with its data in the data folder."`
+	// FollowMembers uses what the members say of themselves.
+	FollowMembers bool `mapstructure:"follow_members" doc:"Also use the client URLs that the members of the etcd cluster advertise, each once it answered; so members may be replaced while nodes run. Default false."`
 	// Cluster separates clusters on one etcd.
 	Cluster string `mapstructure:"cluster" doc:"Name of the cluster; nodes of different names on one etcd do not see each other. 1 to 64 of a-z 0-9 . _ -, default imd."`
 	// Zone is where the node stands.
@@ -76,6 +78,9 @@ func (c Config) Validate() error {
 	}
 	if len(c.Endpoints) == 0 && c.Username != "" {
 		bad("username", "is given, but no endpoints")
+	}
+	if len(c.Endpoints) == 0 && c.FollowMembers {
+		bad("follow_members", "is on, but there are no endpoints")
 	}
 	return errors.Join(errs...)
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 )
 
-// loadLimit is how long the start waits for endpoints to answer.
+// loadLimit is how long the start waits for the first answer.
 const loadLimit = 5 * time.Second
 
-// pauses are between attempts to reach endpoints at start.
+// pauses are between attempts to read from the embedded server.
 var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: time.Second}
 
 // Deps is what the module works with.
@@ -46,7 +46,10 @@ var _ module.Announcer = (*ControlPlane)(nil)
 // New makes the module; it opens nothing.
 func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps: d} }
 
-// Start opens the control plane and reads the cluster once.
+// Start opens the control plane and reads the cluster once. Endpoints that do
+// not answer do not fail it: the node begins with what was known before, if
+// anything was, and becomes ready when etcd is there. Endpoints that refuse the
+// node's name or certificate do fail it.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	p, err := c.Open(ctx, OpenOptions{
 		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Log: c.Log,
@@ -64,22 +67,28 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	return nil
 }
 
-// load tries until etcd answers or the time is over: etcd may be starting too.
+// load reads the cluster. The embedded server has just started and must answer;
+// endpoints may come later.
 func (c *ControlPlane) load(ctx context.Context, p Plane) error {
 	ctx, cancel := context.WithTimeout(ctx, loadLimit)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
 		err := p.Load(ctx)
-		if err == nil {
+		var refused *control.RefusedError
+		var away *control.AwayError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &refused):
+			return &module.ConfigError{Err: fmt.Errorf("%w; see controlplane.username, password and tls", err)}
+		case errors.As(err, &away) && len(c.cfg.Endpoints) > 0:
+			c.Log.Warn("etcd cannot be reached; going on without it and trying again", zap.Strings("endpoints", c.cfg.Endpoints),
+				zap.Bool("nodes_known", away.Known), zap.Error(err))
 			return nil
 		}
-		if pauses.Sleep(ctx, attempt) == nil {
-			continue
-		}
-		if len(c.cfg.Endpoints) == 0 {
+		if pauses.Sleep(ctx, attempt) != nil {
 			return err
 		}
-		return fmt.Errorf("etcd cannot be reached at %s: %w", strings.Join(c.cfg.Endpoints, ", "), err)
 	}
 }
 
@@ -146,14 +155,20 @@ func (c *ControlPlane) stats() (control.Stats, bool) {
 	return p.Stats(), true
 }
 
-// ready is the readiness check. A node that has started never becomes unready
-// by the absence of etcd: it serves from what it last knew.
+// ready is the readiness check. A node that has seen the cluster never becomes
+// unready by the absence of etcd: it serves from what it last knew.
 func (c *ControlPlane) ready(context.Context) module.Status {
 	s, ok := c.stats()
+	view := c.Handle.View()
 	switch {
 	case !ok:
 		return module.Status{Reason: "the control plane is not open"}
-	case s.Stale:
+	case view.Stale && view.Revision == 0:
+		return module.Status{Reason: fmt.Sprintf("etcd at %s cannot be reached (%s), and no nodes are known from before", strings.Join(c.cfg.Endpoints, ", "), s.Trouble)}
+	case view.Stale && s.Heard.IsZero():
+		return module.Status{Ready: true, Degraded: true,
+			Reason: fmt.Sprintf("etcd at %s cannot be reached (%s); serving from the nodes known before this start", strings.Join(c.cfg.Endpoints, ", "), s.Trouble)}
+	case view.Stale:
 		return module.Status{Ready: true, Degraded: true,
 			Reason: fmt.Sprintf("etcd has not answered for %v; serving from the last view", time.Since(s.Heard).Round(time.Second))}
 	case !s.Registered && c.record().ID != "":

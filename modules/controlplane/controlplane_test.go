@@ -38,7 +38,8 @@ func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, 
 		opts.Close, opts.Failed = s.Close, s.Failed()
 		return etcd.New(s.Client(), opts), nil
 	}
-	c, err := etcd.Dial(etcd.Endpoints{URLs: o.Config.Endpoints}, o.Log)
+	opts.LastKnown, opts.Health = filepath.Join(o.DataDir, "nodes.json"), etcd.NewHealth()
+	c, err := etcd.Dial(etcd.Endpoints{URLs: o.Config.Endpoints, Health: opts.Health}, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -57,9 +58,15 @@ type running struct {
 
 func start(t *testing.T, id im.NodeID, set func(*controlplane.Config)) *running {
 	t.Helper()
+	return startIn(t, id, t.TempDir(), set)
+}
+
+// startIn starts the module on a data folder.
+func startIn(t *testing.T, id im.NodeID, dir string, set func(*controlplane.Config)) *running {
+	t.Helper()
 	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry()}
 	m, err := controlplane.Spec(open).New(&module.Env{
-		Node: id, DataDir: t.TempDir(), Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready,
+		Node: id, DataDir: dir, Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready,
 		Config: func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
 	})
 	if err != nil {
@@ -209,16 +216,48 @@ func TestEndpoints(t *testing.T) {
 	eventually(t, "b is gone", func() bool { return len(a.handle.View().With("state")) == 1 })
 }
 
+// A node whose endpoints are dead starts, says so, and becomes ready within
+// seconds of their return; the next start without them begins with what it knew.
 func TestStartWithoutEtcd(t *testing.T) {
-	c := controlplane.DefaultConfig()
-	c.Endpoints = []string{"http://127.9.0.1:1"}
-	m := controlplane.New(c, controlplane.Deps{Open: open, Node: "a", DataDir: t.TempDir(), Handle: &control.Handle{}, Log: zap.NewNop()})
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	err := m.Start(ctx)
-	if err == nil || !strings.Contains(err.Error(), "127.9.0.1:1") {
-		t.Errorf("Start = %v", err)
+	address := fmt.Sprintf("127.9.%d.201:2379", os.Getpid()&255)
+	dir, etcdDir := t.TempDir(), t.TempDir()
+	external := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
+	a := startIn(t, "a", dir, external)
+	s := a.status(t)
+	if s.Ready || !strings.Contains(s.Reason, address) || !strings.Contains(s.Reason, "no nodes are known") {
+		t.Errorf("without etcd: %+v", s)
 	}
+	srv, err := embedded.Start(context.Background(), etcdDir, zap.NewNop(), embedded.Listen(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	t.Cleanup(func() { srv.Close() })
+	eventually(t, "the node is ready", func() bool { return a.status(t).Ready })
+	if took := time.Since(back); took > 5*time.Second {
+		t.Errorf("ready %v after the return of etcd", took)
+	}
+	a.serve(t, control.Node{ID: "a", BootID: "a1", Roles: []string{"state"}, State: control.Serving})
+	b := start(t, "b", external)
+	b.serve(t, control.Node{ID: "b", BootID: "b1", Roles: []string{"state"}, State: control.Serving})
+	eventually(t, "a sees b", func() bool { _, ok := a.handle.View().Node("b"); return ok })
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a = startIn(t, "a", dir, external)
+	if s := a.status(t); !s.Ready || !s.Degraded || !strings.Contains(s.Reason, "known before") {
+		t.Errorf("with a list from before: %+v", s)
+	}
+	if n, ok := a.handle.View().Node("b"); !ok || n.State != control.Serving || !a.handle.View().Stale {
+		t.Errorf("b is not in %+v", a.handle.View())
+	}
+	if srv, err = embedded.Start(context.Background(), etcdDir, zap.NewNop(), embedded.Listen(address)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a is fine again", func() bool { s := a.status(t); return s.Ready && !s.Degraded })
 }
 
 func TestValidate(t *testing.T) {
@@ -242,6 +281,7 @@ func TestValidate(t *testing.T) {
 		{name: "a key alone", set: func(c *controlplane.Config) {
 			c.Endpoints, c.TLS.KeyFile = []string{"https://a:1"}, "key.pem"
 		}, want: "controlplane.tls.cert_file"},
+		{name: "members of nothing", set: func(c *controlplane.Config) { c.FollowMembers = true }, want: "controlplane.follow_members"},
 		{name: "TLS without https", set: func(c *controlplane.Config) { c.TLS.CAFile = "ca.pem" }, want: "controlplane.tls"},
 	}
 	for _, tt := range tests {

@@ -15,10 +15,12 @@
 //
 // # Failure
 //
-// Away at start: the node does not start. Away later: the node stays ready and
-// serves from the last view, marked stale; the readiness check says degraded;
-// the lease is tried again for as long as it takes. An embedded server that ends
-// by itself (a full disk) stops the node.
+// Away at start: the node starts with the nodes that the last process knew and is
+// degraded; if none are known, it waits unready, naming the endpoints, and becomes
+// ready when etcd answers. A name or certificate that etcd refuses ends the start.
+// Away later: the node stays ready and serves from the last view, marked stale;
+// the readiness check says degraded; the lease is tried again for as long as it
+// takes. An embedded server that ends by itself (a full disk) stops the node.
 //
 // # Metrics
 //

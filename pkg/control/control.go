@@ -33,7 +33,32 @@ type Node struct {
 	Weight   int       `json:"weight"` // 1 to 100
 	MaxConns int       `json:"max_conns,omitempty"`
 	Started  time.Time `json:"started"`
+	// Relay says that the node follows etcd itself and answers others that do
+	// not; see Feed.
+	Relay bool `json:"relay,omitempty"`
+	// Cordoned is set in views if an operator keeps new work away from the node.
+	// It is not part of the record.
+	Cordoned bool `json:"-"`
+	// Standing is set in views. It is not part of the record.
+	Standing Standing `json:"-"`
 }
+
+// Standing says why a node is in a view.
+type Standing string
+
+// The standings.
+const (
+	// Listed: the registry lists the node.
+	Listed Standing = ""
+	// Held: its record vanished together with those of most of its kind, which
+	// is more likely a fault of the registry. It is used while it is probed.
+	Held Standing = "held"
+	// Suspect: its record vanished and it has not answered a probe yet. It is a
+	// last choice.
+	Suspect Standing = "suspect"
+	// Unregistered: its record vanished, but it answers.
+	Unregistered Standing = "unregistered"
+)
 
 // Has reports whether the node has the role.
 func (n Node) Has(role string) bool { return slices.Contains(n.Roles, role) }
@@ -45,15 +70,33 @@ type View struct {
 	Stale    bool   // the registry cannot be reached; the copy may be old
 }
 
-// With lists the nodes that have the role and are serving.
+// With lists the nodes for new work of a role: they serve, and no operator keeps
+// work away from them. Suspect ones are listed only if there are no others.
 func (v *View) With(role string) []Node {
-	var out []Node
+	var out, suspect []Node
 	for _, n := range v.Nodes {
-		if n.Has(role) && n.State == Serving {
+		switch {
+		case !n.Has(role) || n.State != Serving || n.Cordoned:
+		case n.Standing == Suspect:
+			suspect = append(suspect, n)
+		default:
 			out = append(out, n)
 		}
 	}
+	if len(out) == 0 {
+		return suspect
+	}
 	return out
+}
+
+// Node finds a node by its id.
+func (v *View) Node(id im.NodeID) (Node, bool) {
+	for _, n := range v.Nodes {
+		if n.ID == id {
+			return n, true
+		}
+	}
+	return Node{}, false
 }
 
 // Registry registers this process and follows the others. One per process.

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +28,14 @@ type Options struct {
 	// Failed gives an error if what the client talks to has ended for good; nil =
 	// never.
 	Failed <-chan error
+	// Health is that of the client, see Dial; nil = its endpoints are not probed.
+	Health *Health
+	// FollowMembers adds the client URLs that the members of the cluster name to
+	// the endpoints, each once a probe found it good.
+	FollowMembers bool
+	// LastKnown is the file that keeps the last good list of nodes, for a start
+	// without etcd; "" = it is not kept.
+	LastKnown string
 	// StartJitter bounds the pause before the first registration, so that many
 	// nodes that start together come one by one. 0 = none.
 	StartJitter time.Duration
@@ -41,6 +50,7 @@ type Options struct {
 	Progress    time.Duration // between requests for a sign of life; 5 s
 	Stale       time.Duration // silence that means a dead watch; 15 s
 	Reconcile   time.Duration // between checks of the view; 60 s
+	Probe       time.Duration // between probes of endpoints; 5 s
 }
 
 // timing fills in the usual periods.
@@ -51,7 +61,7 @@ func (o Options) timing() timing {
 		from time.Duration
 	}{
 		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
-		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.start, o.StartJitter},
+		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.start, o.StartJitter},
 	} {
 		if f.from > 0 {
 			*f.to = f.from
@@ -65,12 +75,14 @@ func (o Options) timing() timing {
 // Driver is the control plane of one process on etcd. It is a control.Registry
 // and a control.WorkerLeaser. Safe for concurrent use.
 type Driver struct {
-	opts      Options
-	client    *clientv3.Client
-	registrar *registrar
-	follower  *follower
-	leaser    *leaser
-	once      sync.Once
+	opts       Options
+	timing     timing
+	client     *clientv3.Client
+	registrar  *registrar
+	follower   *follower
+	discoverer *discoverer
+	leaser     *leaser
+	once       sync.Once
 }
 
 var (
@@ -82,16 +94,41 @@ var (
 func New(client *clientv3.Client, o Options) *Driver {
 	t := o.timing()
 	root := "/imd/" + o.Cluster + "/"
-	d := &Driver{opts: o, client: client}
+	d := &Driver{opts: o, timing: t, client: client}
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
-	d.follower = newFollower(client, root+"nodes/", t, o.Publish, d.registrar.noticed, o.Log)
+	var file *snapshotFile
+	if o.LastKnown != "" {
+		file = &snapshotFile{path: o.LastKnown, cluster: o.Cluster}
+	}
+	d.discoverer = newDiscoverer(o.Node, o.Publish, file, o.Log)
+	d.follower = newFollower(client, root+"nodes/", t, o.Log)
+	d.follower.noticed, d.follower.away = d.registrar.noticed, d.discoverer.away
+	d.follower.listed = func(r replica) { d.discoverer.listed(r.nodes(), r.rev, r.cluster) }
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
 	return d
 }
 
-// Load reads the cluster once and publishes it. Call it before Run. An error
-// means that etcd cannot be reached within 2 s.
-func (d *Driver) Load(ctx context.Context) error { return d.follower.load(ctx) }
+// Load reads the cluster once and publishes it. Call it before Run. If etcd
+// cannot be reached within 2 s, it publishes, as stale, what a former process
+// knew, if that was kept; Run goes on trying. Errors, all with the endpoints
+// named: a *control.RefusedError if etcd does not want this user, a
+// *control.AwayError otherwise.
+func (d *Driver) Load(ctx context.Context) error {
+	err := d.follower.load(ctx)
+	if err == nil {
+		return nil
+	}
+	at := strings.Join(d.client.Endpoints(), ", ")
+	if refused(err) {
+		return &control.RefusedError{At: at, Err: err}
+	}
+	d.follower.lost(err)
+	rev, cluster, known := d.discoverer.recall()
+	if known {
+		d.follower.cur = replica{rev: rev, cluster: cluster}
+	}
+	return &control.AwayError{At: at, Known: known, Err: err}
+}
 
 // Announce sets the record of this node and waits until etcd has it. Errors: a
 // *control.TakenError if another living process has the id; else etcd is away,
@@ -108,6 +145,11 @@ func (d *Driver) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { d.registrar.run(ctx) })
 	wg.Go(func() { d.follower.run(ctx) })
+	wg.Go(func() { d.discoverer.run(ctx) })
+	if h := d.opts.Health; h != nil {
+		p := newProber(h, d.client, d.opts.FollowMembers, d.timing.probe, d.opts.Log)
+		wg.Go(func() { p.run(ctx) })
+	}
 	var err error
 	select {
 	case <-ctx.Done():
@@ -129,6 +171,10 @@ func (d *Driver) Stats() control.Stats {
 	var s control.Stats
 	d.registrar.stats(&s)
 	d.follower.stats(&s)
+	d.discoverer.stats(&s)
+	if h := d.opts.Health; h != nil {
+		h.stats(&s)
+	}
 	return s
 }
 

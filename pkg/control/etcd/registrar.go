@@ -298,8 +298,8 @@ func (r *registrar) renew(ctx context.Context, act action) (event, error) {
 	return event{kind: evRenewed, ttl: ttl, sent: sent}, nil
 }
 
-// put writes the record if the key is still as the action says. A put whose
-// answer was lost shows as a conflict with ourselves at the next try.
+// put writes the record if the key is still as the action says. After a put
+// whose answer was lost, the next one reads it back.
 func (r *registrar) put(ctx context.Context, act action) (event, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -315,7 +315,11 @@ func (r *registrar) put(ctx context.Context, act action) (event, error) {
 	if resp.Succeeded {
 		return event{kind: evWrote, gen: gen, rev: resp.Header.Revision}, nil
 	}
-	return r.found(evConflict, resp.Responses[0].GetResponseRange().Kvs, act.lease), nil
+	ev := r.found(evConflict, resp.Responses[0].GetResponseRange().Kvs, act.lease)
+	if ev.owner == ownerUs && ev.same {
+		return event{kind: evWrote, gen: gen, rev: ev.rev}, nil // by a put whose answer was lost
+	}
+	return ev, nil
 }
 
 func (r *registrar) check(ctx context.Context, act action) (event, error) {

@@ -21,17 +21,18 @@ type timing struct {
 	progress    time.Duration // between progress requests
 	stale       time.Duration // silence that means a dead watch
 	reconcile   time.Duration // between checks of the view, 20 % up or down
+	probe       time.Duration // between probes of endpoints
 }
 
 var defaults = timing{
 	ttl: 10 * time.Second, renew: 3 * time.Second, margin: time.Second, retry: 500 * time.Millisecond,
 	heal: 500 * time.Millisecond, check: time.Minute,
 	workerTTL: time.Minute, workerRenew: 20 * time.Second, workerSafe: 10 * time.Second,
-	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute,
+	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute, probe: probePeriod,
 }
 
 // pauses are between attempts that failed, other than renewals.
-var pauses = backoff.Policy{Base: 200 * time.Millisecond, Max: 5 * time.Second}
+var pauses = backoff.Policy{Base: 200 * time.Millisecond, Max: 2 * time.Second}
 
 // leaseID is etcd's number of a lease; 0 = none.
 type leaseID = int64

@@ -3,8 +3,6 @@ package etcd
 import (
 	"bytes"
 	"maps"
-	"slices"
-	"strings"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -82,16 +80,15 @@ func (r replica) differences(o replica) int {
 	return n
 }
 
-// view is what everybody else sees: records that cannot be read are left out.
-func (r replica) view(stale bool) *control.View {
-	v := &control.View{Revision: r.rev, Stale: stale, Nodes: make([]control.Node, 0, len(r.records))}
+// nodes are the records that can be read, by id.
+func (r replica) nodes() []control.Node {
+	out := make([]control.Node, 0, len(r.records))
 	for _, rec := range r.records {
 		if rec.ok {
-			v.Nodes = append(v.Nodes, rec.node)
+			out = append(out, rec.node)
 		}
 	}
-	slices.SortFunc(v.Nodes, func(a, b control.Node) int { return strings.Compare(string(a.ID), string(b.ID)) })
-	return v
+	return byID(out)
 }
 
 // verdict says what to do with a full read.
@@ -111,8 +108,8 @@ const stubborn = 3
 // reads in a row were behind before it.
 func (r replica) judge(rev int64, cluster uint64, behind int) verdict {
 	switch {
-	case r.records == nil:
-		return takeIt
+	case r.cluster == 0:
+		return takeIt // nothing is known yet
 	case cluster != r.cluster:
 		return rebuild
 	case rev >= r.rev:

@@ -29,7 +29,8 @@ type follower struct {
 	etcd    lister
 	prefix  string
 	timing  timing
-	publish func(*control.View)
+	listed  func(replica)         // gets each new copy
+	away    func()                // is told when etcd cannot be reached
 	noticed func(*clientv3.Event) // sees every event
 	log     *zap.Logger
 
@@ -44,14 +45,18 @@ type follower struct {
 	gone   bool // stale, for stats
 	drift  uint64
 	resync map[string]uint64
+	why    error // of the last failure to read; nil after a success
 }
 
-func newFollower(etcd lister, prefix string, t timing, publish func(*control.View), noticed func(*clientv3.Event), log *zap.Logger) *follower {
+func newFollower(etcd lister, prefix string, t timing, log *zap.Logger) *follower {
 	return &follower{
-		etcd: etcd, prefix: prefix, timing: t, publish: publish, noticed: noticed, log: log,
+		etcd: etcd, prefix: prefix, timing: t, log: log,
+		listed: func(replica) {}, away: func() {}, noticed: func(*clientv3.Event) {},
 		resync: make(map[string]uint64),
 	}
 }
+
+var errSilent = errors.New("nothing was heard for too long")
 
 // resyncError ends a watch so that everything is read again.
 type resyncError struct {
@@ -81,7 +86,7 @@ func (f *follower) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			f.setStale(true)
+			f.lost(err)
 			f.log.Warn("the cluster view cannot be read; keeping the last one", zap.Int("attempt", attempt), zap.Error(err))
 			_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
 			attempt++
@@ -143,7 +148,7 @@ func (f *follower) follow(ctx context.Context) error {
 	defer cancel()
 	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev+1),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
-	ask := time.NewTicker(f.timing.progress)
+	ask := time.NewTimer(f.timing.progress)
 	defer ask.Stop()
 	silence := time.NewTimer(f.timing.stale)
 	defer silence.Stop()
@@ -159,13 +164,15 @@ func (f *follower) follow(ctx context.Context) error {
 				return err
 			}
 			silence.Reset(f.timing.stale)
+			ask.Reset(f.timing.progress) // one answer serves every watch of the stream
 		case <-ask.C:
 			if err := f.ask(ctx); err != nil {
 				return err
 			}
+			ask.Reset(f.timing.progress)
 		case <-silence.C:
-			f.setStale(true)
-			return &resyncError{cause: control.ResyncStale}
+			f.lost(errSilent)
+			return &resyncError{cause: control.ResyncStale, err: errSilent}
 		case <-verify.C:
 			if err := f.verify(ctx); err != nil {
 				return err
@@ -220,7 +227,7 @@ func (f *follower) verify(ctx context.Context) error {
 	case errors.Is(err, rpctypes.ErrCompacted):
 		return &resyncError{cause: control.ResyncCompacted, err: err}
 	case err != nil:
-		f.setStale(true)
+		f.lost(err)
 		return &resyncError{cause: control.ResyncBroken, err: fmt.Errorf("check the view: %w", err)}
 	}
 	f.saw(resp.Header.Revision)
@@ -239,21 +246,21 @@ func (f *follower) verify(ctx context.Context) error {
 func (f *follower) set(next replica) {
 	f.cur, f.stale = next, false
 	f.mu.Lock()
-	f.heard, f.rev, f.gone = time.Now(), next.rev, false
+	f.heard, f.rev, f.gone, f.why = time.Now(), next.rev, false, nil
 	f.newest = max(f.newest, next.rev)
 	f.mu.Unlock()
-	f.publish(next.view(false))
+	f.listed(next)
 }
 
-func (f *follower) setStale(stale bool) {
-	if f.stale == stale {
-		return
-	}
-	f.stale = stale
+// lost notes that etcd cannot be reached.
+func (f *follower) lost(err error) {
 	f.mu.Lock()
-	f.gone = stale
+	f.gone, f.why = true, err
 	f.mu.Unlock()
-	f.publish(f.cur.view(stale))
+	if !f.stale {
+		f.stale = true
+		f.away()
+	}
 }
 
 // saw notes that etcd has reached a revision.
@@ -281,6 +288,9 @@ func (f *follower) stats(s *control.Stats) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.Stale, s.Heard, s.Revision, s.Newest, s.Drift = f.gone, f.heard, f.rev, f.newest, f.drift
+	if f.why != nil {
+		s.Trouble = short(f.why)
+	}
 	s.Resyncs = make(map[string]uint64, len(f.resync))
 	for k, v := range f.resync {
 		s.Resyncs[k] = v
