@@ -1,9 +1,55 @@
 package cmd
 
 import (
+	"context"
+	"path/filepath"
+	"time"
+
 	"github.com/imdhq/imd/modules"
+	"github.com/imdhq/imd/modules/controlplane"
+	"github.com/imdhq/imd/modules/storage"
+	"github.com/imdhq/imd/pkg/control/embedded"
+	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/memory"
+	"github.com/imdhq/imd/pkg/store/sqlite"
 )
 
-// specs are the modules of the program with the drivers that ship in it.
-func specs() []module.Spec { return modules.Specs() }
+// specs are the modules of the program with the drivers that ship in it. This
+// file is the only one that names a driver.
+func specs() []module.Spec {
+	return modules.Specs(modules.Drivers{
+		Control: openControl,
+		Stores: storage.Drivers{
+			Messages: store.Drivers[store.MessageStore]{"sqlite": sqlite.OpenURL},
+			Routes:   store.Drivers[store.RouteStore]{"memory": memory.Open},
+		},
+	})
+}
+
+// startJitter spreads the first registrations of nodes that start together.
+const startJitter = time.Second
+
+// openControl is etcd: the server inside this process if no endpoints are
+// given, else a cluster. Everything above is the same.
+func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
+	opts := etcd.Options{Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Log: o.Log}
+	if len(o.Config.Endpoints) == 0 {
+		srv, err := embedded.Start(ctx, filepath.Join(o.DataDir, "etcd"), o.Log)
+		if err != nil {
+			return nil, err
+		}
+		opts.Close, opts.Failed = srv.Close, srv.Failed()
+		return etcd.New(srv.Client(), opts), nil
+	}
+	client, err := etcd.Dial(etcd.Endpoints{
+		URLs: o.Config.Endpoints, Username: o.Config.Username, Password: o.Config.Password.Reveal(),
+		CA: o.Config.TLS.CAFile, Cert: o.Config.TLS.CertFile, Key: o.Config.TLS.KeyFile,
+	}, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	opts.StartJitter = startJitter
+	return etcd.New(client, opts), nil
+}

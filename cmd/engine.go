@@ -23,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/web"
 )
 
 // engine is one running node: what serve and dev share.
@@ -124,6 +125,7 @@ func (e *engine) assemble() error {
 	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, boot, e.reg, e.build)
 	public := http.NewServeMux()
 	public.Handle("GET /livez", obs.Livez(e.pulse, boot))
+	public.Handle("/", web.Handler())
 	if e.demo != nil {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}

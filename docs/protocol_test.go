@@ -64,13 +64,27 @@ func reasonTable() string {
 	return b.String()
 }
 
+// exchanges are the vectors that the codec's test checks.
+func exchanges(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile("../sdk/go/protocol/testdata/vectors.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, ok := strings.Cut(string(raw), "\n\n")
+	if !ok {
+		t.Fatal("the vectors have another form")
+	}
+	return "```text\n" + strings.TrimSpace(body) + "\n```\n"
+}
+
 func TestProtocolTables(t *testing.T) {
 	raw, err := os.ReadFile("protocol.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	page := string(raw)
-	for name, table := range map[string]string{"close codes": closeCodes(), "reasons": reasonTable()} {
+	for name, table := range map[string]string{"close codes": closeCodes(), "reasons": reasonTable(), "exchanges": exchanges(t)} {
 		re := regexp.MustCompile(`(?s)(<!-- generated: ` + name + ` -->\n).*?(<!-- end -->)`)
 		if !re.MatchString(page) {
 			t.Fatalf("no place for the table %q", name)

@@ -68,6 +68,7 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 	ws.SetReadLimit(int64(enc.MaxEnvelope()))
 	s.ws, s.pending = ws, true
+	s.q.conn = s.wire.Conn // the socket itself, not what the library sees
 	g.hub.open(s)
 	g.m.connections.Inc()
 	g.goroutine(s.serve) // not the server's goroutine: it holds more memory

@@ -104,7 +104,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 	s.timer.session = s
 	s.q = queue{
 		cfg:  queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
-		conn: w, m: g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
+		m: g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
 	}
 	w.control = s.q.control
 	return s

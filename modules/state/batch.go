@@ -6,6 +6,53 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 )
 
+// issue begins the next call: the rest of a batch that was split, or a new one.
+func (l *lane) issue(now time.Time) {
+	for len(l.parts) > 0 {
+		last := len(l.parts) - 1
+		part := wanted(l.parts[last])
+		l.parts = l.parts[:last]
+		if len(part) > 0 {
+			l.begin(&work{rows: part})
+			return
+		}
+	}
+	l.failures = 0
+	l.fx.probed = append(l.fx.probed, l.probes...)
+	l.probes = l.probes[:0]
+	if l.head == nil {
+		return
+	}
+	if w := l.makeBatch(now); w != nil {
+		l.begin(w)
+	}
+}
+
+// wanted are the rows of a part that are not done.
+func wanted(rows []*laneRow) []*laneRow {
+	var keep []*laneRow
+	for _, row := range rows {
+		if row.state == rowSplit {
+			row.state = rowOut
+			keep = append(keep, row)
+		}
+	}
+	return keep
+}
+
+func (l *lane) begin(w *work) {
+	w.prepare()
+	l.out, l.fx.work = w, w
+}
+
+// prepare sets what the store gets.
+func (w *work) prepare() {
+	w.append = make([]store.AppendRow, len(w.rows))
+	for i, row := range w.rows {
+		w.append[i] = row.row
+	}
+}
+
 // share is what one conversation has of a batch.
 type share struct{ rows, bytes int }
 
@@ -106,7 +153,7 @@ func (l *lane) takeRun(now time.Time, r *laneRun, b *batch, fair bool) (full boo
 }
 
 func (l *lane) take(row *laneRow, b *batch) {
-	row.state = rowIssued
+	row.state = rowOut
 	l.unqueue(row)
 	b.rows = append(b.rows, row)
 	b.bytes += row.size

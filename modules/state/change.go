@@ -114,7 +114,7 @@ func checkName(name string) error {
 // userIDs checks ids and drops repeats and the actor. At least least must stay.
 func userIDs(ids []string, actor im.UserID, least int) ([]im.UserID, error) {
 	if len(ids) > store.MaxAddMembers {
-		return nil, badRequest(opChange, "more than %d users in a call", store.MaxAddMembers)
+		return nil, im.Errorf(clientv1.Reason_REASON_TOO_LARGE, opChange, "more than %d users in a call", store.MaxAddMembers)
 	}
 	seen := make(map[string]bool, len(ids))
 	var users []im.UserID

@@ -61,7 +61,7 @@ func TestChangeChecks(t *testing.T) {
 		"name with NUL":       {changeRequest("k", create("a\x00b", "bob")), "bad_request"},
 		"malformed user":      {changeRequest("k", create("n", "b b")), "invalid_id"},
 		"500 users":           {changeRequest("k", add(many[:500]...)), ""},
-		"501 users":           {changeRequest("k", add(many...)), "bad_request"},
+		"501 users":           {changeRequest("k", add(many...)), "too_large"},
 		"only oneself":        {changeRequest("k", add("alice")), "bad_request"},
 		"nobody":              {changeRequest("k", add()), "bad_request"},
 		"leave":               {changeRequest("k", &v1.ChangeRequest_Leave{Leave: &v1.Leave{}}), ""},

@@ -34,9 +34,11 @@ func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 		if len(items) != 2 || items[0].GetHead().Seq != 1 || r.calls != 3 {
 			t.Fatalf("%d calls, items %v", r.calls, items)
 		}
+		synctest.Wait()
 		r.err, r.calls = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "push", ""), 0
 		f.add(item(3), item(4))
 		time.Sleep(5 * time.Second)
+		synctest.Wait()
 		if r.calls != 3 || !f.idle() {
 			t.Errorf("%d calls, idle %v", r.calls, f.idle())
 		}

@@ -1,8 +1,6 @@
 package state
 
 import (
-	"errors"
-	"slices"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -41,19 +39,22 @@ const (
 // state machine: step takes an event and leaves effects, and whoever drives it
 // carries them out. It is not safe for concurrent use.
 //
-// A row is queued, then issued, then done. Transitions:
+// A row is queued, then out, then done. Transitions:
 //
-//	queued -> issued  a batch is made: FIFO per conversation, at most half a
-//	                  batch for one of them while others wait
-//	queued -> done    nobody waits for it any more (refused, too old, expired)
-//	issued -> done    the outcome of its call is known
+//	queued -> out   a batch is made: FIFO per conversation, at most half a
+//	                batch for one of them while others wait
+//	out -> split    its batch stored nothing and is halved
+//	split -> out    its part of the batch is next
+//	out -> done     the outcome of its call is known
+//	queued, split -> done
+//	                nobody waits for it any more (refused, too old, expired)
 //
 // Invariants: one call to the store is out at a time. A row whose call had an
 // unknown outcome runs again, unchanged and in its place, until the outcome is
 // known; that a later try failed does not tell it. Each send of each run is answered exactly once, ACK_OK only after the
 // commit. After a retryable answer every later send of that run is answered
-// retryable. A row that is queued or issued has one entry in pending, where
-// repeats find it and wait with it.
+// retryable. A row that is not done has one entry in pending, where repeats
+// find it and wait with it.
 type lane struct {
 	head, tail *laneRun // runs with queued rows, oldest first
 	rows       int      // queued
@@ -63,8 +64,10 @@ type lane struct {
 	out      *work        // the call that is out; nil = idle
 	parts    [][]*laneRow // of the batch that is being split; the next is last
 	failures int          // failed calls of the search that goes on
+	aways    int          // batches refused in a row because the store was away
 	probes   []chan<- struct{}
 	runs     int // number of the last run
+	numbered int // number of the last row
 	draining bool
 	rate     float64 // rows a second through the store, smoothed; 0 = not known
 
@@ -88,7 +91,8 @@ type rowState uint8
 
 const (
 	rowQueued rowState = iota
-	rowIssued
+	rowOut
+	rowSplit
 	rowDone
 )
 
@@ -99,6 +103,7 @@ type laneRow struct {
 	size    int
 	arrived time.Time // of the newest waiter
 	state   rowState
+	number  int      // rows of a conversation go to the store in this order
 	home    *laneRun // in whose rows it is queued
 	waiters []waiter // the first brought it
 	open    int      // waiters without an answer
@@ -307,14 +312,17 @@ func (l *lane) submitChange(r *laneRun) {
 }
 
 // join lets the first sends of a run that repeat rows on their way wait for
-// them, and returns how many. Only a prefix: what follows must come after.
+// them, and returns how many. Only a prefix, and only rows in this order: what
+// follows must come after.
 func (l *lane) join(now time.Time, r *laneRun) int {
+	last := 0
 	for at := range r.sends {
 		s := &r.sends[at]
 		row := l.pending[keyOf(&s.row)]
-		if row == nil || row.row.BodyHash != s.row.BodyHash {
+		if row == nil || row.row.BodyHash != s.row.BodyHash || row.number < last {
 			return at
 		}
+		last = row.number
 		if len(row.waiters) >= maxWaiters {
 			l.refuse(r, at, l.errBusy())
 			return len(r.sends)
@@ -330,7 +338,8 @@ func (l *lane) join(now time.Time, r *laneRun) int {
 
 func (l *lane) queue(now time.Time, r *laneRun, at int) {
 	s := &r.sends[at]
-	row := &laneRow{row: s.row, session: s.session, size: s.size, arrived: now, home: r, waiters: []waiter{{r, at}}, open: 1}
+	l.numbered++
+	row := &laneRow{number: l.numbered, row: s.row, session: s.session, size: s.size, arrived: now, home: r, waiters: []waiter{{r, at}}, open: 1}
 	row.row.Run = r.number
 	r.slots[at].row = row
 	r.rows = append(r.rows, row)
@@ -359,8 +368,14 @@ func (l *lane) answerOne(w waiter, v verdict) {
 	if row.home != w.run {
 		w.run.joined--
 	}
-	if row.open == 0 && row.state == rowQueued {
+	if row.open > 0 {
+		return
+	}
+	switch row.state {
+	case rowQueued:
 		l.unqueue(row)
+		l.finish(row)
+	case rowSplit:
 		l.finish(row)
 	}
 }
@@ -487,205 +502,5 @@ func (l *lane) stop() {
 func (l *lane) abandon(row *laneRow) {
 	for _, w := range row.waiters {
 		l.refuse(w.run, w.at, errAway())
-	}
-}
-
-// result takes the outcome of the call that was out.
-func (l *lane) result(ev evResult) {
-	w := l.out
-	l.out = nil
-	switch {
-	case unknown(ev.err), w.change == nil && ev.err == nil && len(ev.results) != len(w.rows),
-		w.reruns > 0 && !final(ev.err):
-		l.rerun(w)
-	case w.change != nil:
-		l.changed(w.change, ev)
-	case ev.err == nil:
-		l.measure(len(w.rows), ev.took)
-		l.answered(w, ev.results)
-	default:
-		l.failed(w, ev.err)
-	}
-}
-
-// unknown reports whether a call may have stored something all the same.
-func unknown(err error) bool {
-	return err != nil && (errors.Is(err, store.ErrUnknownOutcome) || im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE && !typed(err))
-}
-
-// final reports whether err (or nil) is the last word about a call: another try
-// would end in the same way.
-func final(err error) bool { return err == nil || typed(err) && !im.Retryable(err) }
-
-// typed reports whether err carries a reason of its own.
-func typed(err error) bool {
-	var e *im.Error
-	return errors.As(err, &e)
-}
-
-// rerun lets the same call run again in its place.
-func (l *lane) rerun(w *work) {
-	w.after = firstRerun << min(w.reruns, 10)
-	w.after = min(w.after, maxRerun)
-	w.reruns++
-	l.out, l.fx.work = w, w
-}
-
-func (l *lane) measure(rows int, took time.Duration) {
-	if took <= 0 {
-		return
-	}
-	rate := float64(rows) / took.Seconds()
-	if l.rate == 0 {
-		l.rate = rate
-		return
-	}
-	l.rate += (rate - l.rate) / 5
-}
-
-// answered takes the results of a call that succeeded. A row that may be stored
-// and was not looked at, as its conversation was locked, runs again.
-func (l *lane) answered(w *work, results []store.AppendResult) {
-	var again []*laneRow
-	for i, row := range w.rows {
-		if w.reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
-			again = append(again, row)
-			continue
-		}
-		l.stored(row, results[i])
-	}
-	if len(again) > 0 {
-		next := &work{rows: again, reruns: w.reruns}
-		next.prepare()
-		l.rerun(next)
-	}
-}
-
-// stored takes the result of one row of a call that succeeded.
-func (l *lane) stored(row *laneRow, res store.AppendResult) {
-	switch {
-	case res.Err != nil && im.Retryable(res.Err):
-		for _, w := range row.waiters {
-			l.refuse(w.run, w.at, res.Err)
-		}
-	case res.Err != nil:
-		l.failRow(row, res.Err)
-	default:
-		own := !res.Duplicate || res.MessageID == row.row.MessageID // an earlier try of ours may have stored it
-		for i, w := range row.waiters {
-			l.answerOne(w, verdict{res: res, duplicate: !own || i > 0})
-		}
-		l.fx.committed = append(l.fx.committed, committed{row: row, res: res, own: own})
-	}
-	l.finish(row)
-}
-
-func (l *lane) failRow(row *laneRow, err *im.Error) {
-	for _, w := range row.waiters {
-		l.answerOne(w, verdict{err: err})
-	}
-}
-
-// changed takes the outcome of a change.
-func (l *lane) changed(r *laneRun, ev evResult) {
-	if ev.err != nil {
-		l.settle(r, store.ChangeResult{}, ev.err)
-		return
-	}
-	own := !ev.change.Duplicate || ev.change.Entry.MessageID == r.change.MessageID
-	if own {
-		ev.change.Duplicate = false
-	}
-	l.settle(r, ev.change, nil)
-	l.fx.committed = append(l.fx.committed, committed{change: &ev.change, own: own})
-}
-
-// failed takes a call that stored nothing, now or, if this is its final word,
-// in an earlier try. A store that is away refuses its
-// rows; any other failure may be the fault of one row, which halving finds.
-func (l *lane) failed(w *work, err error) {
-	l.failures++
-	var e *im.Error
-	if known := errors.As(err, &e); known && im.Retryable(e) || l.failures > searchFailures {
-		rows := slices.Concat(append(l.parts, w.rows)...)
-		l.parts = nil
-		l.away(rows)
-		return
-	}
-	if n := len(w.rows); n > 1 {
-		l.parts = append(l.parts, w.rows[n/2:], w.rows[:n/2])
-		return
-	}
-	row := w.rows[0]
-	if e != nil {
-		l.failRow(row, e)
-	} else {
-		l.abandon(row)
-	}
-	l.finish(row)
-}
-
-// away refuses rows because the store is out of reach, and what their runs
-// still have in the queue behind them.
-func (l *lane) away(rows []*laneRow) {
-	for _, row := range rows {
-		for _, w := range row.waiters {
-			l.answerOne(w, verdict{err: errAway()})
-		}
-		l.finish(row)
-	}
-	for _, row := range rows {
-		for _, w := range row.waiters {
-			l.refuse(w.run, w.at, errBehind())
-		}
-	}
-}
-
-// issue begins the next call: the rest of a batch that was split, or a new one.
-func (l *lane) issue(now time.Time) {
-	for len(l.parts) > 0 {
-		last := len(l.parts) - 1
-		part := l.wanted(l.parts[last])
-		l.parts = l.parts[:last]
-		if len(part) > 0 {
-			l.begin(&work{rows: part})
-			return
-		}
-	}
-	l.failures = 0
-	l.fx.probed = append(l.fx.probed, l.probes...)
-	l.probes = l.probes[:0]
-	if l.head == nil {
-		return
-	}
-	if w := l.makeBatch(now); w != nil {
-		l.begin(w)
-	}
-}
-
-// wanted drops rows of a split batch that nobody waits for any more and that
-// are not stored.
-func (l *lane) wanted(rows []*laneRow) []*laneRow {
-	var keep []*laneRow
-	for _, row := range rows {
-		if row.open > 0 {
-			keep = append(keep, row)
-		} else {
-			l.finish(row)
-		}
-	}
-	return keep
-}
-
-func (l *lane) begin(w *work) {
-	w.prepare()
-	l.out, l.fx.work = w, w
-}
-
-// prepare sets what the store gets.
-func (w *work) prepare() {
-	w.append = make([]store.AppendRow, len(w.rows))
-	for i, row := range w.rows {
-		w.append[i] = row.row
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -351,6 +352,25 @@ func TestLaneRefusesAWholeBatchWhenTheStoreIsAway(t *testing.T) {
 		t.Fatalf("answers %q", one.got)
 	}
 	b.wantOut("c")
+}
+
+func TestLaneSearchesAgainWhenTheStoreKeepsRefusing(t *testing.T) {
+	b := newBench(t)
+	for round, want := range []string{"unavailable", "ok"} {
+		b.submit("g_0", "_")
+		spoilt, other := b.submit("g_1", "x"), b.submit("g_2", fmt.Sprint(round))
+		b.done(nil)
+		b.l.aways = round // the first batch of the round went well
+		for b.out != nil {
+			if strings.Contains(b.outIDs(), "x") {
+				b.done(im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "it says"))
+			} else {
+				b.done(nil)
+			}
+		}
+		spoilt.want(t, "unavailable")
+		other.want(t, want)
+	}
 }
 
 func TestLaneRefusesBehindARetryableRow(t *testing.T) {

@@ -85,13 +85,14 @@ func (c *core) markReadSome(ctx context.Context, marks []*v1.Mark, which []int, 
 	}
 	got, err := c.positions.read(ctx, rows)
 	for i, w := range which {
+		at, member := got[memberKey{rows[i].Conversation, rows[i].User}]
 		switch {
 		case err != nil:
 			results[w] = &v1.MarkResult{Error: im.Wire(storeErr("state.Mark", err))}
-		case i >= len(got) || !stands(got[i]):
+		case !member:
 			results[w] = &v1.MarkResult{Error: im.Wire(im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "state.Mark", ""))}
 		default:
-			results[w] = &v1.MarkResult{Receipt: c.readOne(marks[w], got[i])}
+			results[w] = &v1.MarkResult{Receipt: c.readOne(marks[w], at)}
 		}
 	}
 }

@@ -279,8 +279,9 @@ func (m *memStore) SavePositions(_ context.Context, in []store.Position) (out []
 				mem.Read = max(mem.Read, min(p.Read, at.Head))
 				mem.Delivered = max(mem.Delivered, min(max(p.Delivered, p.Read), at.Head))
 			}
-			at, _ := m.position(p.Conversation, p.User)
-			out = append(out, at)
+			if at, ok := m.position(p.Conversation, p.User); ok {
+				out = append(out, at)
+			}
 		}
 		return nil
 	})

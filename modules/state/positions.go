@@ -11,7 +11,6 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // Limits of the positions in memory.
@@ -209,8 +208,8 @@ func (p *positions) merge(k memberKey, at store.Position) *place {
 }
 
 // read moves read positions up in the store, and delivered ones with them. It
-// returns where the members stand, in order.
-func (p *positions) read(ctx context.Context, marks []store.Position) ([]store.Position, error) {
+// returns where the members stand; who is none is not in it.
+func (p *positions) read(ctx context.Context, marks []store.Position) (map[memberKey]store.Position, error) {
 	var got []store.Position
 	err := settleCall(ctx, func() (err error) {
 		got, err = p.store.SavePositions(ctx, marks)
@@ -221,15 +220,14 @@ func (p *positions) read(ctx context.Context, marks []store.Position) ([]store.P
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range got {
-		if i >= len(marks) || !stands(got[i]) {
-			continue
-		}
-		unread := got[i].Unread
-		got[i] = p.merge(memberKey{marks[i].Conversation, marks[i].User}, got[i]).at
-		got[i].Unread = unread
+	stand := make(map[memberKey]store.Position, len(got))
+	for _, at := range got {
+		k := memberKey{at.Conversation, at.User}
+		merged := p.merge(k, at).at
+		merged.Unread = at.Unread
+		stand[k] = merged
 	}
-	return got, nil
+	return stand, nil
 }
 
 // overlay is the delivered position of a member, if memory knows a later one
@@ -298,21 +296,26 @@ func (p *positions) save(ctx context.Context, due []store.Position) error {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range due {
-		p.saved(due[i], got, i, now)
+	for _, was := range due {
+		p.saved(memberKey{was.Conversation, was.User}, was.Delivered, now)
+	}
+	for _, at := range got {
+		if pl := p.find(memberKey{at.Conversation, at.User}); pl != nil && !pl.dirty {
+			pl.at = at
+		}
 	}
 	return nil
 }
 
-// saved notes that a position was written. The caller holds mu.
-func (p *positions) saved(was store.Position, got []store.Position, i int, now time.Time) {
-	k := memberKey{was.Conversation, was.User}
+// saved notes that a position was written, or that its user is no member any
+// more. The caller holds mu.
+func (p *positions) saved(k memberKey, delivered im.Seq, now time.Time) {
 	pl := p.dirty[k]
 	if pl == nil {
 		return
 	}
 	pl.saved = now
-	if pl.at.Delivered > was.Delivered {
+	if pl.at.Delivered > delivered {
 		return // moved meanwhile
 	}
 	pl.dirty = false
@@ -320,12 +323,4 @@ func (p *positions) saved(was store.Position, got []store.Position, i int, now t
 	if p.all[k] == nil {
 		p.spill--
 	}
-	if i < len(got) && stands(got[i]) {
-		pl.at = got[i]
-	}
-}
-
-// stands reports whether the store knows the member; others are ignored by it.
-func stands(at store.Position) bool {
-	return at.Kind != clientv1.ConversationKind_CONVERSATION_KIND_UNSPECIFIED
 }

@@ -31,18 +31,13 @@ const (
 	closeTimeout = 2 * time.Second
 )
 
-// ids makes message ids.
+// ids makes message ids. The right to make them is held from Start of the
+// source on; Run keeps it until its context is done, Close gives it back.
 type ids interface {
 	// Next makes one. An error means: not now.
 	Next() (im.MessageID, error)
-}
-
-// idKeeper is a source of ids with a life: Run keeps its right to make them
-// until ctx is done, Stop gives the right back.
-type idKeeper interface {
-	ids
-	Run(ctx context.Context)
-	Stop(ctx context.Context) error
+	Run(ctx context.Context) error
+	Close(ctx context.Context) error
 }
 
 // Deps is what the state role works with.
@@ -51,7 +46,7 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Node    im.NodeID
 	Store   func() (store.MessageStore, error)
-	IDs     func(ctx context.Context, marks store.Workers) (idKeeper, error)
+	IDs     func(ctx context.Context, marks store.Workers) (ids, error)
 	Push    pushClient
 	Gateway func(im.NodeID) gatewayClient
 	View    func() *control.View
@@ -72,7 +67,7 @@ type core struct {
 	Deps
 	m         *metrics
 	store     store.MessageStore
-	ids       idKeeper
+	ids       ids
 	lanes     []*driver
 	fanout    *fanout
 	hints     *cache[im.MessageID, struct{}]
@@ -99,12 +94,12 @@ func (s *State) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
-	keeper, err := s.IDs(ctx, st)
+	source, err := s.IDs(ctx, st)
 	if err != nil {
 		return fmt.Errorf("state: message ids: %w", err)
 	}
 	c := &core{
-		Deps: s.Deps, m: s.m, store: st, ids: keeper,
+		Deps: s.Deps, m: s.m, store: st, ids: source,
 		fanout:    newFanout(s.Push, s.Log, s.m),
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
 		positions: newPositions(st, s.m, s.Log),
@@ -128,15 +123,16 @@ func (s *State) Start(ctx context.Context) error {
 func (s *State) Run(ctx context.Context) error {
 	c := s.core.Load()
 	var wg sync.WaitGroup
+	var failed error
 	for _, l := range c.lanes {
 		wg.Go(func() { l.run(ctx) })
 	}
 	wg.Go(func() { c.fanout.run(ctx) })
 	wg.Go(func() { c.positions.run(ctx) })
 	wg.Go(func() { c.receipts.run(ctx) })
-	wg.Go(func() { c.ids.Run(ctx) })
+	wg.Go(func() { failed = c.ids.Run(ctx) })
 	wg.Wait()
-	return nil
+	return failed
 }
 
 // Drain goes on for a moment if there are other nodes that must learn of it,
@@ -173,7 +169,7 @@ func (s *State) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	c.positions.flush(ctx, true)
-	if err := c.ids.Stop(ctx); err != nil {
+	if err := c.ids.Close(ctx); err != nil {
 		return fmt.Errorf("state: message ids: %w", err)
 	}
 	return nil

@@ -41,8 +41,8 @@ func (c *counter) Next() (im.MessageID, error) {
 	c.last++
 	return c.last, c.err
 }
-func (c *counter) Run(ctx context.Context)    { <-ctx.Done() }
-func (c *counter) Stop(context.Context) error { c.done = true; return nil }
+func (c *counter) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (c *counter) Close(context.Context) error   { c.done = true; return nil }
 
 // recorder takes the calls to push and to the gateways.
 type recorder struct {
@@ -107,7 +107,7 @@ func serve(t *testing.T, f func(t *testing.T, n *node)) {
 		n.State = New(DefaultConfig(), Deps{
 			Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Node: "n1",
 			Store:   func() (store.MessageStore, error) { return n.st, nil },
-			IDs:     func(context.Context, store.Workers) (idKeeper, error) { return n.ids, nil },
+			IDs:     func(context.Context, store.Workers) (ids, error) { return n.ids, nil },
 			Push:    n.out,
 			Gateway: func(id im.NodeID) gatewayClient { return gateway{id, n.out} },
 			View:    func() *control.View { return n.view },
@@ -483,7 +483,7 @@ func TestStartFailsWithoutAStoreOrIDs(t *testing.T) {
 	}
 	d.Reg = prometheus.NewRegistry()
 	d.Store = func() (store.MessageStore, error) { return newMemStore(), nil }
-	d.IDs = func(context.Context, store.Workers) (idKeeper, error) { return nil, away }
+	d.IDs = func(context.Context, store.Workers) (ids, error) { return nil, away }
 	if err := New(DefaultConfig(), d).Start(t.Context()); !errors.Is(err, away) {
 		t.Errorf("ids: %v", err)
 	}

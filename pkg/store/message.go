@@ -27,6 +27,12 @@ const (
 	MaxUnread = 1000
 	// MaxAddMembers is the most users one change may add or remove.
 	MaxAddMembers = 500
+	// MaxMembers is the most present members of a group.
+	MaxMembers = 100_000
+	// MaxMemberPage is the most members a MemberPage holds.
+	MaxMemberPage = 1000
+	// MaxHeadUsers is the most users Heads takes.
+	MaxHeadUsers = 1000
 )
 
 // MessageStore is the durable truth. All methods are safe for concurrent use
@@ -106,15 +112,17 @@ type Membership interface {
 	// (Actor, RequestID) gets the first answer with Duplicate and no new entry.
 	//
 	// Errors: not_member (no such group, or the actor is not in it), forbidden
-	// (role; the only owner leaves; removing an owner; a direct conversation),
-	// conversation_closed, not_found (SetRole of a non-member), bad_request
-	// (nothing would change, e.g. all are members already), too_large.
+	// (role; the only owner leaves or steps down; removing an owner; a direct
+	// conversation), conversation_closed, not_found (SetRole of a non-member),
+	// bad_request (nothing would change, e.g. all are members already; not
+	// exactly one change), too_large (lists above MaxAddMembers, groups above
+	// MaxMembers), id_reused (RequestID is the id of a message).
 	Change(ctx context.Context, c Change) (ChangeResult, error)
 	// ClearHistory moves the member's start up to seq, never down and never past
 	// the head, and returns the start. Errors: not_member.
 	ClearHistory(ctx context.Context, conv im.ConversationID, user im.UserID, seq im.Seq) (im.Seq, error)
 	// Members returns present members with an id above after, by id, at most
-	// limit (1 to 1,000). reader must be a member unless "". Errors: not_member.
+	// limit (1 to MaxMemberPage). reader must be a member unless "". Errors: not_member.
 	Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (MemberPage, error)
 }
 
@@ -184,9 +192,9 @@ type Reader interface {
 	// the token or that a cursor asks for. Token "" or one that is void (another
 	// data_epoch, not readable) = all, and Full is set on every page.
 	Sync(ctx context.Context, q SyncQuery) (SyncPage, error)
-	// Heads returns what changed for the users (at most 1,000) since version
-	// ("" = nothing, just a version to begin with), with an overlap: some heads
-	// may come twice.
+	// Heads returns what changed for the users (at most MaxHeadUsers) since
+	// version ("" or a void one = nothing, just a version to begin with), with an
+	// overlap: some heads may come twice.
 	Heads(ctx context.Context, users []im.UserID, version string) ([]UserHead, string, error)
 	// Entry finds one entry by its seq, whoever may see it. Errors: ErrNotFound.
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
@@ -205,7 +213,9 @@ type HistoryQuery struct {
 
 // HistoryPage is one page of entries, rising in seq also when read backward.
 // Everything the reader may see in CompleteFrom..CompleteTo is in it; the range
-// is empty if CompleteTo is the lower. Hidden and unused numbers are covered.
+// is empty if CompleteTo is the lower. Hidden and unused numbers are covered,
+// up to the head of the log for a member, up to the own REMOVED or LEFT for a
+// former one.
 type HistoryPage struct {
 	Entries      []im.Entry
 	CompleteFrom im.Seq
@@ -233,7 +243,9 @@ type SyncPage struct {
 	TokenAfter []string
 }
 
-// ConversationState is what one user needs to list a conversation.
+// ConversationState is what one user needs to list a conversation. Of one that
+// the user has left it shows what was to be seen then. Of one that the user
+// never was in, only Conversation is set.
 type ConversationState struct {
 	Conversation im.ConversationID
 	Kind         clientv1.ConversationKind
@@ -241,7 +253,7 @@ type ConversationState struct {
 	Peer         im.UserID     // direct: the other user
 	Role         clientv1.Role // unspecified = not a member any more
 	Start        im.Seq        // the first have
-	Head         im.Seq        // newest entry the user may see; 0 = none
+	Head         im.Seq        // newest entry the user may see, never below Start; 0 = none
 	Read         im.Seq
 	Delivered    im.Seq
 	Unread       int       // at most MaxUnread
@@ -263,9 +275,10 @@ type Positions interface {
 	// Position returns where a member stands. Errors: not_member.
 	Position(ctx context.Context, conv im.ConversationID, user im.UserID) (Position, error)
 	// SavePositions moves delivered and read positions up, never down and never
-	// past the head, in one transaction; entries for users that are no members
-	// are ignored. It returns where each stands afterwards, in order, with
-	// Unread counted.
+	// past the head, in one transaction. It returns where each stands afterwards,
+	// one for one and in order, with Unread counted. Positions of users that are
+	// no members now are ignored; they come back with Kind unspecified and
+	// nothing but Conversation and User. ErrUnknownOutcome: run it again.
 	SavePositions(ctx context.Context, p []Position) ([]Position, error)
 }
 
@@ -275,8 +288,8 @@ type Position struct {
 	User         im.UserID
 	Delivered    im.Seq
 	Read         im.Seq // includes Delivered: reading is receiving
-	Start        im.Seq // set by the store
-	Head         im.Seq // set by the store: newest entry the user may see
+	Start        im.Seq // set by the store; Delivered is never below it
+	Head         im.Seq // set by the store: newest entry the user may see, never below Start
 	Unread       int    // set by the store, at most MaxUnread
 	Members      int    // set by the store: present members of the conversation
 	Kind         clientv1.ConversationKind
@@ -292,9 +305,10 @@ type Directory interface {
 	// SetDisabled disables or enables a user, making it known.
 	SetDisabled(ctx context.Context, id im.UserID, disabled bool) error
 	// SetBlock sets or lifts a block. From then on direct sends of blocked to
-	// user are forbidden.
+	// user are forbidden. Errors: bad_request (oneself).
 	SetBlock(ctx context.Context, user, blocked im.UserID, on bool) error
-	// RevokeLogin refuses a login until the given time.
+	// RevokeLogin refuses a login until the given time. A second one of the same
+	// login never shortens the first; the newer reason holds.
 	RevokeLogin(ctx context.Context, r Revocation) error
 	// Revocations returns the revocations of a user that still hold: rows of
 	// single logins and of all logins issued before a time.

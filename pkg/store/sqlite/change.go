@@ -14,9 +14,6 @@ import (
 
 const opChange = "store.Change"
 
-// maxMembers is how large a group may become.
-const maxMembers = 100_000
-
 // Change is store.Membership's.
 func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult, error) {
 	if err := checkChange(c); err != nil {
@@ -217,8 +214,8 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 	if len(users) == 0 {
 		return store.ChangeResult{}, nothing("all are members")
 	}
-	if c.count+len(users) > maxMembers {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "a group has at most %d members", maxMembers)
+	if c.count+len(users) > store.MaxMembers {
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "a group has at most %d members", store.MaxMembers)
 	}
 	t.touch(c)
 	c.memberVersion++

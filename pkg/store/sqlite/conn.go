@@ -3,6 +3,8 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"errors"
 	"fmt"
 	"net/url"
 
@@ -39,10 +41,10 @@ func (c *conn) drop() error {
 	for _, s := range c.stmts {
 		_ = s.Close() // the connection ends anyway
 	}
-	_ = c.c.Raw(func(any) error { return errBroken }) // database/sql must not hand it out again
+	_ = c.c.Raw(func(any) error { return driver.ErrBadConn }) // database/sql must not hand it out again
 	err := c.c.Close()
 	c.c, c.stmts = nil, nil
-	if err == sql.ErrConnDone {
+	if errors.Is(err, sql.ErrConnDone) {
 		err = nil
 	}
 	return err
@@ -52,6 +54,9 @@ func (c *conn) drop() error {
 func (c *conn) stmt(query string) (*sql.Stmt, error) {
 	if s, ok := c.stmts[query]; ok {
 		return s, nil
+	}
+	if c.c == nil {
+		return nil, errLost
 	}
 	s, err := c.c.PrepareContext(context.Background(), query)
 	if err != nil {
@@ -105,6 +110,9 @@ func (c *conn) each(ctx context.Context, query string, args []any, f func(scan f
 	}
 	return rows.Err()
 }
+
+// errLost says that the connection was given up in the middle.
+var errLost = errors.New("the connection is lost")
 
 // dsn is the data source name of the database file at path.
 func dsn(path string, params url.Values) string {

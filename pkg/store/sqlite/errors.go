@@ -13,6 +13,8 @@ import (
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
+var errClosed = errors.New("the store is closed")
+
 // cause names what a failure of SQLite means; nil if it has no name.
 func cause(err error) error {
 	var se *driver.Error

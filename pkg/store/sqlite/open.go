@@ -51,7 +51,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
-		"wal_autocheckpoint(4000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+		"wal_autocheckpoint(8000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
 	}
-	if err := w.begin(ctx, o, remembered); err != nil {
+	if err := w.identify(ctx, o, remembered); err != nil {
 		return nil, err
 	}
 	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
@@ -161,9 +161,9 @@ const (
 	sqlOpened   = `UPDATE store SET data_epoch = ?, commits = ?, clean = 0 WHERE id = 1`
 )
 
-// begin reads who the database is, decides on its data_epoch, and writes once,
+// identify reads who the database is, decides on its data_epoch, and writes once,
 // which proves that writing works.
-func (w *writer) begin(ctx context.Context, o Options, remembered *mark) error {
+func (w *writer) identify(ctx context.Context, o Options, remembered *mark) error {
 	var m mark
 	var clean bool
 	err := w.row(sqlStore, nil, &m.epoch, &m.commits, &w.newest, &clean)

@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -52,7 +51,7 @@ func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store
 	if err != nil {
 		return nil, fault(op, err)
 	}
-	out := make([]store.Position, 0, len(ps))
+	out := make([]store.Position, len(ps))
 	err = s.read(ctx, func(c *conn) error {
 		for i := range ps {
 			if err := ctx.Err(); err != nil {
@@ -60,12 +59,12 @@ func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store
 			}
 			p, err := c.position(op, ps[i].Conversation, ps[i].User)
 			if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
-				continue
+				p, err = store.Position{Conversation: ps[i].Conversation, User: ps[i].User}, nil
 			}
 			if err != nil {
 				return err
 			}
-			out = append(out, p)
+			out[i] = p
 		}
 		return nil
 	})
@@ -128,5 +127,3 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 	}
 	return start, fault(op, err)
 }
-
-var errClosed = errors.New("the store is closed")

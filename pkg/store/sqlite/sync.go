@@ -184,16 +184,13 @@ const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 T
   FROM json_each(?) j JOIN member m ON m.user_id = j.value JOIN conversation c ON c.num = m.conv
   WHERE (m.role > 0 AND c.head_version > ?) OR (m.role = 0 AND m.version > ?)`
 
-// maxHeadUsers is the most users Heads takes.
-const maxHeadUsers = 1000
-
 // Heads is store.Reader's. A version of another history is void: it begins
 // anew, since every client does the same. The overlap that the port allows is
 // not needed with one writer.
 func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([]store.UserHead, string, error) {
 	const op = "store.Heads"
-	if len(users) > maxHeadUsers {
-		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", maxHeadUsers)
+	if len(users) > store.MaxHeadUsers {
+		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxHeadUsers)
 	}
 	var out []store.UserHead
 	var next string
@@ -226,13 +223,10 @@ const sqlMembers = `SELECT ` + stayColumns + stayTables + `WHERE m.conv = ? AND 
 
 const sqlGroup = `SELECT num, kind, members, member_version FROM conversation WHERE id = ?`
 
-// maxMemberPage is the most members one page holds.
-const maxMemberPage = 1000
-
 // Members is store.Membership's.
 func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (store.MemberPage, error) {
 	const op = "store.Members"
-	limit = min(max(limit, 1), maxMemberPage)
+	limit = min(max(limit, 1), store.MaxMemberPage)
 	var p store.MemberPage
 	err := s.read(ctx, func(c *conn) error {
 		if reader != "" {

@@ -1,23 +1,20 @@
 package sqlite
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
-
-// errBroken makes database/sql forget a connection.
-var errBroken = driver.ErrBadConn
 
 // writer is the only one that changes the database.
 type writer struct {
@@ -47,16 +44,36 @@ type tx struct {
 }
 
 // run gives fn a transaction and commits it if fn changed something. fn's error
-// undoes everything and is returned.
+// undoes everything and is returned. When ctx is done first, run returns and
+// the transaction goes on behind it: fn must not share what its caller changes.
 //
-// Errors: those of fn; of ctx while waiting for the turn; ErrUnknownOutcome.
+// Errors: those of fn; of ctx before the transaction has begun; ErrUnknownOutcome.
 func (w *writer) run(ctx context.Context, fn func(*tx) error) error {
 	select {
 	case w.turn <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-w.turn }()
+	if err := w.begin(ctx); err != nil {
+		<-w.turn
+		return err
+	}
+	done := make(chan error, 1) // nobody may be waiting any more
+	go func() {
+		defer func() { <-w.turn }()
+		done <- w.transact(fn)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", store.ErrUnknownOutcome, ctx.Err())
+	}
+}
+
+// begin opens a transaction. It waits until ctx is done for another process
+// that holds the lock.
+func (w *writer) begin(ctx context.Context) error {
 	if w.closed {
 		return errClosed
 	}
@@ -66,12 +83,34 @@ func (w *writer) run(ctx context.Context, fn func(*tx) error) error {
 	if err := w.open(ctx); err != nil {
 		return err
 	}
-	if _, err := w.exec("BEGIN IMMEDIATE"); err != nil {
+	s, err := w.stmt("BEGIN IMMEDIATE")
+	if err != nil {
 		return errors.Join(err, w.drop())
 	}
+	if _, err = s.ExecContext(ctx); err != nil {
+		w.sick = w.sick || cause(err) != nil
+		w.rollback() // it may have begun
+	}
+	return err
+}
+
+// rollback ends whatever transaction there is.
+func (w *writer) rollback() {
+	_, err := w.exec("ROLLBACK")
+	if err != nil && !errors.Is(err, errLost) && !noTransaction(err) {
+		w.log.Warn("rollback failed, reconnecting", obs.Err(errors.Join(err, w.drop())))
+	}
+}
+
+// transact runs fn in the transaction that begin has opened, and ends it.
+func (w *writer) transact(fn func(*tx) error) (err error) {
 	t := &tx{writer: w, now: time.UnixMilli(time.Now().UnixMilli()), version: w.commits + 1, newest: w.newest}
 	settled := false
 	defer func() {
+		if p := recover(); p != nil {
+			w.log.Error("panic in a transaction", zap.Any("panic", p), zap.Stack("stack"))
+			err = fmt.Errorf("panic: %v", p)
+		}
 		if !settled {
 			t.undo()
 		}
@@ -114,7 +153,7 @@ func (t *tx) commit() error {
 	if err := t.side.write(mark{t.epoch, t.version}); err != nil {
 		// The next commit writes it again; until then a restored copy could pass
 		// unnoticed, which is no reason to deny what is stored.
-		t.log.Warn("mark beside the database not written", zap.Error(err))
+		t.log.Warn("mark beside the database not written", obs.Err(err))
 	}
 	for _, c := range t.dirty {
 		c.dirty = false
@@ -128,15 +167,13 @@ func (t *tx) undo() {
 	for _, c := range t.dirty {
 		t.cache.remove(c)
 	}
-	if _, err := t.exec("ROLLBACK"); err != nil && !noTransaction(err) {
-		t.log.Warn("rollback failed, reconnecting", zap.Error(errors.Join(err, t.drop())))
-	}
+	t.rollback()
 	t.cache.trim()
 }
 
 // noTransaction reports that a failed COMMIT has already ended the transaction.
 func noTransaction(err error) bool {
-	return bytes.Contains([]byte(err.Error()), []byte("no transaction is active"))
+	return strings.Contains(err.Error(), "no transaction is active")
 }
 
 const (
@@ -209,8 +246,8 @@ func (t *tx) heal(c *conversation) (bool, error) {
 	if top <= c.head {
 		return false, nil
 	}
-	t.log.Error("head of a conversation was behind its log", zap.String("conv", string(c.id)),
-		zap.Int64("seq", int64(top)), zap.Int64("head", int64(c.head)))
+	t.log.Error("head of a conversation was behind its log", obs.Conv(c.id), obs.Seq(top),
+		zap.Int64("head", int64(c.head)))
 	t.touch(c)
 	c.head, c.headVersion = top, t.version
 	return true, nil

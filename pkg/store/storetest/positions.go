@@ -73,8 +73,13 @@ func positionsOfStrangers(k *kit) {
 	k.remove(g, "o", "m")
 	got := k.save(store.Position{Conversation: g, User: "m", Read: 3}, store.Position{Conversation: g, User: "x", Read: 3},
 		store.Position{Conversation: "g_none", User: "o", Read: 3}, store.Position{Conversation: g, User: "o", Read: 3})
-	if len(got) != 1 || got[0].User != "o" || got[0].Read != 3 {
-		k.Errorf("positions: %+v", got)
+	if len(got) != 4 || got[3].User != "o" || got[3].Read != 3 {
+		k.Fatalf("positions: %+v", got)
+	}
+	for i, u := range []im.UserID{"m", "x", "o"} {
+		if got[i].User != u || got[i].Kind != 0 || got[i].Read != 0 {
+			k.Errorf("a stranger stands at %+v", got[i])
+		}
 	}
 	same(k, "state of a former member", k.state(g, "m").Read, 0)
 	for _, u := range []im.UserID{"m", "x"} {

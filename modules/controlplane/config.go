@@ -1,0 +1,84 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/imdhq/imd/pkg/config"
+)
+
+// Config is the section "controlplane". It is read once, at start.
+type Config struct {
+	// Endpoints are those of an etcd cluster; none = the embedded server.
+	Endpoints []string `mapstructure:"endpoints" doc:"URLs of the members of an etcd cluster, as https://etcd1:2379; default none, which runs an etcd server inside the process with its data in the data folder."`
+	// Cluster separates clusters on one etcd.
+	Cluster string `mapstructure:"cluster" doc:"Name of the cluster; nodes of different names on one etcd do not see each other. 1 to 64 of a-z 0-9 . _ -, default imd."`
+	// Zone is where the node stands.
+	Zone string `mapstructure:"zone" doc:"Failure zone of this node, such as a rack or a data centre; up to 64 of a-z A-Z 0-9 . _ -, default none."`
+	// Weight is the share of work.
+	Weight int `mapstructure:"weight" doc:"Share of the work compared with other nodes; 1 to 100, default 1."`
+	// Username and Password are those of a user of the etcd cluster.
+	Username string        `mapstructure:"username" doc:"User name at the etcd cluster; default none."`
+	Password config.Secret `mapstructure:"password" doc:"Password of that user; default none."`
+	// TLS is for https endpoints.
+	TLS TLSConfig `mapstructure:"tls"`
+}
+
+// TLSConfig names the files for https endpoints.
+type TLSConfig struct {
+	CAFile   string `mapstructure:"ca_file" doc:"PEM file with the certificates that sign those of the etcd cluster; default those of the system."`
+	CertFile string `mapstructure:"cert_file" doc:"PEM file with the certificate of this node for the etcd cluster; default none."`
+	KeyFile  string `mapstructure:"key_file" doc:"PEM file with the key of that certificate; default none."`
+}
+
+// DefaultConfig is what an empty section means.
+func DefaultConfig() Config { return Config{Cluster: "imd", Weight: 1} }
+
+// Validate reports every problem at once, each with its key.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("controlplane.%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+	secure := 0
+	for _, e := range c.Endpoints {
+		u, err := url.Parse(e)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
+			bad("endpoints", "%q is not like https://host:2379", e)
+			continue
+		}
+		if u.Scheme == "https" {
+			secure++
+		}
+	}
+	if secure > 0 && secure < len(c.Endpoints) {
+		bad("endpoints", "some are https and some are not")
+	}
+	if !named(c.Cluster, "abcdefghijklmnopqrstuvwxyz0123456789._-") || c.Cluster == "" {
+		bad("cluster", "%q is not 1 to 64 of a-z 0-9 . _ -", c.Cluster)
+	}
+	if !named(c.Zone, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") {
+		bad("zone", "%q is not up to 64 of a-z A-Z 0-9 . _ -", c.Zone)
+	}
+	if c.Weight < 1 || c.Weight > 100 {
+		bad("weight", "%d is not within 1 and 100", c.Weight)
+	}
+	if (c.Username == "") != (c.Password == "") {
+		bad("username", "must be set together with password")
+	}
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		bad("tls.cert_file", "must be set together with key_file")
+	}
+	if secure == 0 && (c.TLS != TLSConfig{}) {
+		bad("tls", "is given, but no endpoint is https")
+	}
+	if len(c.Endpoints) == 0 && c.Username != "" {
+		bad("username", "is given, but no endpoints")
+	}
+	return errors.Join(errs...)
+}
+
+// named reports whether s has up to 64 bytes, all of the alphabet.
+func named(s, alphabet string) bool { return len(s) <= 64 && strings.Trim(s, alphabet) == "" }

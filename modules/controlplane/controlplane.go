@@ -1,0 +1,163 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/backoff"
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/module"
+)
+
+// loadLimit is how long the start waits for endpoints to answer.
+const loadLimit = 5 * time.Second
+
+// pauses are between attempts to reach endpoints at start.
+var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: time.Second}
+
+// Deps is what the module works with.
+type Deps struct {
+	Open    Opener
+	Node    im.NodeID
+	DataDir string
+	Handle  *control.Handle
+	Log     *zap.Logger
+}
+
+// ControlPlane is the control plane of one node.
+type ControlPlane struct {
+	cfg Config
+	Deps
+
+	mu    sync.Mutex
+	plane Plane        // nil before Start and after Close
+	node  control.Node // announced last
+}
+
+var _ module.Announcer = (*ControlPlane)(nil)
+
+// New makes the module; it opens nothing.
+func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps: d} }
+
+// Start opens the control plane and reads the cluster once.
+func (c *ControlPlane) Start(ctx context.Context) error {
+	p, err := c.Open(ctx, OpenOptions{
+		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Log: c.Log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.load(ctx, p); err != nil {
+		return errors.Join(err, p.Close())
+	}
+	c.mu.Lock()
+	c.plane = p
+	c.mu.Unlock()
+	c.Handle.SetWorkers(p)
+	return nil
+}
+
+// load tries until etcd answers or the time is over: etcd may be starting too.
+func (c *ControlPlane) load(ctx context.Context, p Plane) error {
+	ctx, cancel := context.WithTimeout(ctx, loadLimit)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		err := p.Load(ctx)
+		if err == nil {
+			return nil
+		}
+		if pauses.Sleep(ctx, attempt) == nil {
+			continue
+		}
+		if len(c.cfg.Endpoints) == 0 {
+			return err
+		}
+		return fmt.Errorf("etcd cannot be reached at %s: %w", strings.Join(c.cfg.Endpoints, ", "), err)
+	}
+}
+
+// Announce writes what the record of this node says, with the zone and the
+// weight of the configuration. It returns when etcd has it or ctx ends; then
+// the record follows when etcd is back. A *control.TakenError says that another
+// living process has the node's id.
+func (c *ControlPlane) Announce(ctx context.Context, n control.Node) error {
+	n.Zone, n.Weight = c.cfg.Zone, c.cfg.Weight
+	p, ok := c.opened()
+	if !ok {
+		return errors.New("controlplane: not started")
+	}
+	c.mu.Lock()
+	c.node = n
+	c.mu.Unlock()
+	return p.Announce(ctx, n)
+}
+
+// Run keeps the registration and the view. It returns early only if the
+// embedded server ended by itself.
+func (c *ControlPlane) Run(ctx context.Context) error {
+	p, ok := c.opened()
+	if !ok {
+		return errors.New("controlplane: not started")
+	}
+	return p.Run(ctx)
+}
+
+// Drain has nothing to do: Run gives up the lease when it ends, which is after
+// all modules that start later.
+func (c *ControlPlane) Drain(context.Context) error { return nil }
+
+// Close frees the control plane; the last view stays readable.
+func (c *ControlPlane) Close() error {
+	c.mu.Lock()
+	p := c.plane
+	c.plane = nil
+	c.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.Close()
+}
+
+func (c *ControlPlane) opened() (Plane, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.plane, c.plane != nil
+}
+
+// record is what was announced last.
+func (c *ControlPlane) record() control.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.node
+}
+
+func (c *ControlPlane) stats() (control.Stats, bool) {
+	p, ok := c.opened()
+	if !ok {
+		return control.Stats{}, false
+	}
+	return p.Stats(), true
+}
+
+// ready is the readiness check. A node that has started never becomes unready
+// by the absence of etcd: it serves from what it last knew.
+func (c *ControlPlane) ready(context.Context) module.Status {
+	s, ok := c.stats()
+	switch {
+	case !ok:
+		return module.Status{Reason: "the control plane is not open"}
+	case s.Stale:
+		return module.Status{Ready: true, Degraded: true,
+			Reason: fmt.Sprintf("etcd has not answered for %v; serving from the last view", time.Since(s.Heard).Round(time.Second))}
+	case !s.Registered && c.record().ID != "":
+		return module.Status{Ready: true, Degraded: true, Reason: "this node is not registered at the moment"}
+	}
+	return module.Status{Ready: true}
+}

@@ -1,0 +1,257 @@
+package controlplane_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/modules/controlplane"
+	"github.com/imdhq/imd/pkg/config"
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/embedded"
+	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/module"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open is the composition of the drivers, as the command makes it.
+func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
+	opts := etcd.Options{
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Log: o.Log,
+		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: time.Second,
+	}
+	if len(o.Config.Endpoints) == 0 {
+		s, err := embedded.Start(ctx, filepath.Join(o.DataDir, "etcd"), o.Log)
+		if err != nil {
+			return nil, err
+		}
+		opts.Close, opts.Failed = s.Close, s.Failed()
+		return etcd.New(s.Client(), opts), nil
+	}
+	c, err := etcd.Dial(etcd.Endpoints{URLs: o.Config.Endpoints}, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	return etcd.New(c, opts), nil
+}
+
+// running is a started module and the node around it.
+type running struct {
+	module.Module
+	module.Announcer
+	handle *control.Handle
+	ready  *module.Ready
+	reg    *prometheus.Registry
+	stop   func() error
+}
+
+func start(t *testing.T, id im.NodeID, set func(*controlplane.Config)) *running {
+	t.Helper()
+	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry()}
+	m, err := controlplane.Spec(open).New(&module.Env{
+		Node: id, DataDir: t.TempDir(), Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready,
+		Config: func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Module, r.Announcer = m, m.(module.Announcer)
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	stopped := false
+	r.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			return err
+		}
+		return m.Close()
+	}
+	t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *running) serve(t *testing.T, n control.Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := r.Announce(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// status is the readiness.
+func (r *running) status(t *testing.T) module.Status {
+	t.Helper()
+	all, _ := r.ready.Check(t.Context())
+	if len(all) != 1 {
+		t.Fatalf("checks: %+v", all)
+	}
+	return all[0]
+}
+
+// metrics are all samples as text.
+func (r *running) metrics(t *testing.T) string {
+	t.Helper()
+	fams, err := r.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, f := range fams {
+		for _, m := range f.Metric {
+			fmt.Fprintf(&b, "%s%v %v\n", f.GetName(), m.GetLabel(), m.GetCounter().GetValue()+m.GetGauge().GetValue())
+		}
+	}
+	return b.String()
+}
+
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	end := time.NewTimer(15 * time.Second)
+	defer end.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func TestEmbedded(t *testing.T) {
+	r := start(t, "n1", func(c *controlplane.Config) { c.Zone, c.Weight = "rack1", 7 })
+	r.serve(t, control.Node{ID: "n1", BootID: "b1", Roles: []string{"state", "push"}, State: control.Serving, Version: "v9", Ops: "127.0.0.1:1"})
+	eventually(t, "the node sees itself", func() bool { return len(r.handle.View().With("state")) == 1 })
+	if n := r.handle.View().Nodes[0]; n.Zone != "rack1" || n.Weight != 7 {
+		t.Errorf("the record is %+v", n)
+	}
+	if s := r.status(t); !s.Ready || s.Degraded {
+		t.Errorf("ready is %+v", s)
+	}
+	w, err := r.handle.Workers().Lease(t.Context(), func(context.Context, int) (bool, error) { return true, nil })
+	if err != nil || !w.Valid() {
+		t.Errorf("a worker number: %v", err)
+	}
+	text := r.metrics(t)
+	for _, want := range []string{
+		"imd_etcd_lease_lost_total[] 0", "imd_etcd_registered[] 1", "imd_discovery_drift_total[] 0", "imd_etcd_revision_lag[] ",
+		`imd_etcd_watch_resyncs_total[name:"cause" value:"compacted"] 0`, `imd_discovery_nodes[name:"state" value:"serving"] 1`,
+		`imd_node_info[name:"node" value:"n1" name:"roles" value:"state,push" name:"version" value:"v9" name:"zone" value:"rack1"] 1`,
+	} {
+		if !strings.Contains(strings.ReplaceAll(text, "  ", " "), want) {
+			t.Errorf("the metrics lack %s:\n%s", want, text)
+		}
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if s := r.status(t); s.Ready {
+		t.Error("ready although closed")
+	}
+	if err := r.Announce(t.Context(), control.Node{}); err == nil {
+		t.Error("a closed control plane takes records")
+	}
+	_ = r.metrics(t)
+}
+
+func TestEndpoints(t *testing.T) {
+	address := fmt.Sprintf("127.9.%d.200:2379", os.Getpid()&255)
+	dir := t.TempDir()
+	serve := func() *embedded.Server {
+		s, err := embedded.Start(context.Background(), dir, zap.NewNop(), embedded.Listen(address))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := serve()
+	t.Cleanup(func() { s.Close() })
+	external := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
+	a, b := start(t, "a", external), start(t, "b", external)
+	a.serve(t, control.Node{ID: "a", BootID: "a1", Roles: []string{"state"}, State: control.Serving})
+	b.serve(t, control.Node{ID: "b", BootID: "b1", Roles: []string{"state"}, State: control.Serving})
+	eventually(t, "both see both", func() bool {
+		return len(a.handle.View().With("state")) == 2 && len(b.handle.View().With("state")) == 2
+	})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a is degraded", func() bool { st := a.status(t); return st.Ready && st.Degraded })
+	s = serve()
+	eventually(t, "a is fine again", func() bool { st := a.status(t); return st.Ready && !st.Degraded })
+	if err := b.stop(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "b is gone", func() bool { return len(a.handle.View().With("state")) == 1 })
+}
+
+func TestStartWithoutEtcd(t *testing.T) {
+	c := controlplane.DefaultConfig()
+	c.Endpoints = []string{"http://127.9.0.1:1"}
+	m := controlplane.New(c, controlplane.Deps{Open: open, Node: "a", DataDir: t.TempDir(), Handle: &control.Handle{}, Log: zap.NewNop()})
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := m.Start(ctx)
+	if err == nil || !strings.Contains(err.Error(), "127.9.0.1:1") {
+		t.Errorf("Start = %v", err)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	tests := []struct {
+		name string
+		set  func(*controlplane.Config)
+		want string // part of the error; "" = good
+	}{
+		{name: "the defaults are good", set: func(*controlplane.Config) {}},
+		{name: "endpoints with TLS are good", set: func(c *controlplane.Config) {
+			c.Endpoints, c.TLS.CAFile = []string{"https://etcd1:2379", "https://etcd2:2379/"}, "ca.pem"
+		}},
+		{name: "an endpoint without a scheme", set: func(c *controlplane.Config) { c.Endpoints = []string{"etcd1:2379"} }, want: "controlplane.endpoints"},
+		{name: "an endpoint without a port", set: func(c *controlplane.Config) { c.Endpoints = []string{"http://etcd1"} }, want: "controlplane.endpoints"},
+		{name: "mixed endpoints", set: func(c *controlplane.Config) { c.Endpoints = []string{"http://a:1", "https://b:1"} }, want: "some are https"},
+		{name: "a cluster with a slash", set: func(c *controlplane.Config) { c.Cluster = "a/b" }, want: "controlplane.cluster"},
+		{name: "no cluster", set: func(c *controlplane.Config) { c.Cluster = "" }, want: "controlplane.cluster"},
+		{name: "a zone with a space", set: func(c *controlplane.Config) { c.Zone = "a b" }, want: "controlplane.zone"},
+		{name: "no weight", set: func(c *controlplane.Config) { c.Weight = 0 }, want: "controlplane.weight"},
+		{name: "a password alone", set: func(c *controlplane.Config) { c.Password = config.Secret("x") }, want: "controlplane.username"},
+		{name: "a key alone", set: func(c *controlplane.Config) {
+			c.Endpoints, c.TLS.KeyFile = []string{"https://a:1"}, "key.pem"
+		}, want: "controlplane.tls.cert_file"},
+		{name: "TLS without https", set: func(c *controlplane.Config) { c.TLS.CAFile = "ca.pem" }, want: "controlplane.tls"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := controlplane.DefaultConfig()
+			tt.set(&c)
+			err := c.Validate()
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Validate = %v, want %q", err, tt.want)
+			}
+		})
+	}
+}

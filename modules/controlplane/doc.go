@@ -1,0 +1,34 @@
+// Package controlplane registers the node, follows the others and leases worker
+// numbers, with the driver that the command hands in.
+//
+// # Role
+//
+// None: it is part of every node and starts first. Other modules read the
+// cluster through control.Handle, which is an atomic load; none of them ever
+// waits for etcd while it handles a message.
+//
+// # Invariants
+//
+// The view never goes back in revision unless etcd did. A record is written
+// only over an absent one, one of this boot, or one whose process does not
+// answer. The lease is revoked last of all when the node stops.
+//
+// # Failure
+//
+// Away at start: the node does not start. Away later: the node stays ready and
+// serves from the last view, marked stale; the readiness check says degraded;
+// the lease is tried again for as long as it takes. An embedded server that ends
+// by itself (a full disk) stops the node.
+//
+// # Metrics
+//
+//	imd_etcd_lease_lost_total            leases that ended without our doing
+//	imd_etcd_record_repairs_total        own records found missing or wrong
+//	imd_etcd_watch_resyncs_total{cause}  full reads of the cluster after the first
+//	imd_etcd_revision_lag                revisions that etcd is known to be ahead of the view
+//	imd_etcd_view_age_seconds            since the last sign of life of the watch
+//	imd_etcd_registered                  1 while the record is written under a lease that holds
+//	imd_discovery_drift_total            records of the view that were wrong; 0 in a healthy cluster
+//	imd_discovery_nodes{state}           nodes in the view
+//	imd_node_info{node,version,roles,zone}  1
+package controlplane

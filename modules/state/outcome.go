@@ -1,0 +1,177 @@
+package state
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// result takes the outcome of the call that was out.
+func (l *lane) result(ev evResult) {
+	w := l.out
+	l.out = nil
+	switch {
+	case unknown(ev.err), w.change == nil && ev.err == nil && len(ev.results) != len(w.rows),
+		w.reruns > 0 && !final(ev.err):
+		l.rerun(w)
+	case w.change != nil:
+		l.changed(w.change, ev)
+	case ev.err == nil:
+		l.aways = 0
+		l.measure(len(w.rows), ev.took)
+		l.answered(w, ev.results)
+	default:
+		l.failed(w, ev.err)
+	}
+}
+
+// unknown reports whether a call may have stored something all the same.
+func unknown(err error) bool {
+	return err != nil && (errors.Is(err, store.ErrUnknownOutcome) || im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE && !typed(err))
+}
+
+// final reports whether err (or nil) is the last word about a call: another try
+// would end in the same way.
+func final(err error) bool { return err == nil || typed(err) && !im.Retryable(err) }
+
+// typed reports whether err carries a reason of its own.
+func typed(err error) bool {
+	var e *im.Error
+	return errors.As(err, &e)
+}
+
+// rerun lets the same call run again in its place.
+func (l *lane) rerun(w *work) {
+	w.after = firstRerun << min(w.reruns, 10)
+	w.after = min(w.after, maxRerun)
+	w.reruns++
+	l.out, l.fx.work = w, w
+}
+
+func (l *lane) measure(rows int, took time.Duration) {
+	if took <= 0 {
+		return
+	}
+	rate := float64(rows) / took.Seconds()
+	if l.rate == 0 {
+		l.rate = rate
+		return
+	}
+	l.rate += (rate - l.rate) / 5
+}
+
+// answered takes the results of a call that succeeded. A row that may be stored
+// and was not looked at, as its conversation was locked, runs again.
+func (l *lane) answered(w *work, results []store.AppendResult) {
+	var again []*laneRow
+	for i, row := range w.rows {
+		if w.reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
+			again = append(again, row)
+			continue
+		}
+		l.stored(row, results[i])
+	}
+	if len(again) > 0 {
+		next := &work{rows: again, reruns: w.reruns}
+		next.prepare()
+		l.rerun(next)
+	}
+}
+
+// stored takes the result of one row of a call that succeeded.
+func (l *lane) stored(row *laneRow, res store.AppendResult) {
+	switch {
+	case res.Err != nil && im.Retryable(res.Err):
+		for _, w := range row.waiters {
+			l.refuse(w.run, w.at, res.Err)
+		}
+	case res.Err != nil:
+		l.failRow(row, res.Err)
+	default:
+		own := !res.Duplicate || res.MessageID == row.row.MessageID // an earlier try of ours may have stored it
+		for i, w := range row.waiters {
+			l.answerOne(w, verdict{res: res, duplicate: !own || i > 0})
+		}
+		l.fx.committed = append(l.fx.committed, committed{row: row, res: res, own: own})
+	}
+	l.finish(row)
+}
+
+func (l *lane) failRow(row *laneRow, err *im.Error) {
+	for _, w := range row.waiters {
+		l.answerOne(w, verdict{err: err})
+	}
+}
+
+// changed takes the outcome of a change.
+func (l *lane) changed(r *laneRun, ev evResult) {
+	if ev.err != nil {
+		l.settle(r, store.ChangeResult{}, ev.err)
+		return
+	}
+	own := !ev.change.Duplicate || ev.change.Entry.MessageID == r.change.MessageID
+	if own {
+		ev.change.Duplicate = false
+	}
+	l.settle(r, ev.change, nil)
+	l.fx.committed = append(l.fx.committed, committed{change: &ev.change, own: own})
+}
+
+// failed takes a call that stored nothing, now or, if this is its final word,
+// in an earlier try. A store that is away refuses the batch; any other failure
+// may be the fault of one row, which halving finds. As a driver cannot always
+// tell the two apart, halving is also tried at the 2nd, 4th, 8th ... batch in a
+// row that the store refused.
+func (l *lane) failed(w *work, err error) {
+	l.failures++
+	var e *im.Error
+	away := errors.As(err, &e) && im.Retryable(e)
+	if away && l.failures == 1 {
+		l.aways++
+		away = l.aways == 1 || l.aways&(l.aways-1) != 0
+	} else {
+		away = l.failures > searchFailures
+	}
+	if away {
+		rows := slices.Concat(append(l.parts, w.rows)...)
+		l.parts = nil
+		l.away(rows)
+		return
+	}
+	if n := len(w.rows); n > 1 {
+		for _, row := range w.rows {
+			if row.state = rowSplit; row.open == 0 {
+				l.finish(row)
+			}
+		}
+		l.parts = append(l.parts, w.rows[n/2:], w.rows[:n/2])
+		return
+	}
+	row := w.rows[0]
+	if e != nil && !im.Retryable(e) {
+		l.failRow(row, e)
+	} else {
+		l.abandon(row)
+	}
+	l.finish(row)
+}
+
+// away refuses rows because the store is out of reach, and what their runs
+// still have in the queue behind them.
+func (l *lane) away(rows []*laneRow) {
+	for _, row := range rows {
+		for _, w := range row.waiters {
+			l.answerOne(w, verdict{err: errAway()})
+		}
+		l.finish(row)
+	}
+	for _, row := range rows {
+		for _, w := range row.waiters {
+			l.refuse(w.run, w.at, errBehind())
+		}
+	}
+}

@@ -1,0 +1,20 @@
+package storage
+
+import "github.com/imdhq/imd/pkg/module"
+
+// Spec declares the module with the drivers that ship in the program.
+func Spec(drivers Drivers) module.Spec {
+	return module.Spec{
+		Name:   "storage",
+		Config: func() any { c := DefaultConfig(); return &c },
+		New: func(env *module.Env) (module.Module, error) {
+			cfg := DefaultConfig()
+			if err := env.Config("storage", &cfg); err != nil {
+				return nil, err
+			}
+			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, DataDir: env.DataDir, Handle: env.Store})
+			env.Ready.Add("storage", s.Ready)
+			return s, nil
+		},
+	}
+}

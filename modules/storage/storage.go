@@ -1,0 +1,205 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+)
+
+const (
+	// maxBehind is how far the clock may be behind the newest stored entry.
+	maxBehind = 5 * time.Minute
+	// openTime bounds the opening of both stores. It covers the check of a
+	// database after an unclean stop.
+	openTime = 30 * time.Second
+	// pingTime bounds the readiness check.
+	pingTime = 300 * time.Millisecond
+)
+
+// Drivers are the stores that can be opened, by the scheme of their data
+// source names.
+type Drivers struct {
+	Messages store.Drivers[store.MessageStore]
+	Routes   store.Drivers[store.RouteStore]
+}
+
+// Deps are what a Storage uses.
+type Deps struct {
+	Log     *zap.Logger
+	Reg     prometheus.Registerer
+	Drivers Drivers
+	DataDir string        // for the default database and relative paths
+	Handle  *store.Handle // where the open stores are published
+}
+
+// Storage owns the stores of a node.
+type Storage struct {
+	cfg      Config
+	deps     Deps
+	now      func() time.Time
+	pings    prometheus.Histogram
+	failures prometheus.Counter
+
+	messages store.MessageStore // set by Start
+	routes   store.RouteStore
+}
+
+// New wires a Storage; nothing is opened before Start.
+func New(cfg Config, deps Deps) *Storage {
+	s := &Storage{
+		cfg: cfg, deps: deps, now: time.Now,
+		pings: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: "imd", Subsystem: "storage", Name: "ping_seconds",
+			Help:    "How long the message store took to answer a readiness check.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .3},
+		}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: "imd", Subsystem: "storage", Name: "ping_failures_total",
+			Help: "Readiness checks that the message store failed.",
+		}),
+	}
+	deps.Reg.MustRegister(s.pings, s.failures)
+	return s
+}
+
+// Start opens both stores, checks the clock and publishes them.
+func (s *Storage) Start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	defer func() {
+		if err != nil {
+			err = errors.Join(marked(err), s.Close())
+		}
+	}()
+	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
+		return fmt.Errorf("storage.dsn: %w", err)
+	}
+	if err := s.checkClock(ctx); err != nil {
+		return err
+	}
+	if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
+		return fmt.Errorf("storage.routes: %w", err)
+	}
+	s.deps.Handle.SetMessages(s.messages)
+	s.deps.Handle.SetRoutes(s.routes)
+	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
+	return nil
+}
+
+// marked marks errors that a new start does not heal.
+func marked(err error) error {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock} {
+		if errors.Is(err, lasting) {
+			return &module.ConfigError{Err: err}
+		}
+	}
+	return err
+}
+
+// checkClock refuses a clock that is far behind what is stored.
+func (s *Storage) checkClock(ctx context.Context) error {
+	newest, err := s.messages.Newest(ctx)
+	if err != nil {
+		return fmt.Errorf("read the time of the newest entry: %w", err)
+	}
+	now := s.now()
+	if newest.Sub(now) <= maxBehind {
+		return nil
+	}
+	return fmt.Errorf("the clock of this machine says %s, but the newest stored message is from %s; set the clock: %w",
+		now.UTC().Format(time.RFC3339), newest.UTC().Format(time.RFC3339), store.ErrClock)
+}
+
+// Run waits: stores work when they are called.
+func (s *Storage) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Drain does nothing: others still need the stores.
+func (s *Storage) Drain(context.Context) error { return nil }
+
+// Close takes the stores back and closes them.
+func (s *Storage) Close() error {
+	s.deps.Handle.SetMessages(nil)
+	s.deps.Handle.SetRoutes(nil)
+	var errs []error
+	if s.routes != nil {
+		errs = append(errs, s.routes.Close())
+	}
+	if s.messages != nil {
+		errs = append(errs, s.messages.Close())
+	}
+	s.routes, s.messages = nil, nil
+	return errors.Join(errs...)
+}
+
+// Ready is the readiness check: the message store takes writes.
+func (s *Storage) Ready(ctx context.Context) module.Status {
+	m, err := s.deps.Handle.Messages()
+	if err != nil {
+		return module.Status{Reason: "the message store is not open"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingTime)
+	defer cancel()
+	began := time.Now()
+	err = m.Ping(ctx)
+	s.pings.Observe(time.Since(began).Seconds())
+	if err == nil {
+		return module.Status{Ready: true}
+	}
+	s.failures.Inc()
+	s.deps.Log.Warn("message store not ready", obs.Took(time.Since(began)), obs.Err(err))
+	return module.Status{Reason: reason(err)}
+}
+
+// reason is a clause about why the store does not take writes.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, store.ErrFull):
+		return "no space left for the message store"
+	case errors.Is(err, store.ErrReadOnly):
+		return "the message store cannot be written"
+	case errors.Is(err, store.ErrCorrupt):
+		return "the message store is damaged"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "the message store did not answer in time"
+	}
+	return "the message store does not take writes"
+}
+
+// place completes the data source name of a file: the default name, and
+// relative paths, are below the data folder. Others stay as they are.
+func place(dsn, dataDir string) string {
+	u, err := url.Parse(dsn)
+	if err != nil || u.Scheme != "sqlite" || u.Host != "" || filepath.IsAbs(u.Path) {
+		return dsn
+	}
+	path, err := url.PathUnescape(u.Opaque)
+	if err != nil {
+		return dsn
+	}
+	if path == "" {
+		path = "imd.db"
+	}
+	return (&url.URL{Scheme: u.Scheme, Path: filepath.Join(dataDir, path)}).String()
+}
+
+// named turns a scheme alone into a data source name.
+func named(routes string) string {
+	if strings.Contains(routes, ":") {
+		return routes
+	}
+	return routes + ":"
+}

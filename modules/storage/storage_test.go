@@ -1,0 +1,241 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeMessages is a message store that only opens, answers and closes.
+type fakeMessages struct {
+	store.MessageStore
+	newest time.Time
+	ping   func(context.Context) error
+	closed bool
+}
+
+func (f *fakeMessages) DataEpoch() string                         { return "e" }
+func (f *fakeMessages) Newest(context.Context) (time.Time, error) { return f.newest, nil }
+func (f *fakeMessages) Ping(ctx context.Context) error            { return f.ping(ctx) }
+func (f *fakeMessages) Close() error                              { f.closed = true; return nil }
+
+type fakeRoutes struct {
+	store.RouteStore
+	closed bool
+}
+
+func (f *fakeRoutes) Close() error { f.closed = true; return nil }
+
+// rig is a Storage over fakes.
+type rig struct {
+	*Storage
+	messages *fakeMessages
+	routes   *fakeRoutes
+	handle   *store.Handle
+	dsn      string // as the driver got it
+	fail     error  // what the driver of messages says
+	failR    error  // what the driver of routes says
+}
+
+func newRig(t *testing.T, cfg Config) *rig {
+	r := &rig{messages: &fakeMessages{ping: func(context.Context) error { return nil }}, routes: &fakeRoutes{}, handle: &store.Handle{}}
+	r.Storage = New(cfg, Deps{
+		Log: zaptest.NewLogger(t), Reg: prometheus.NewRegistry(), DataDir: "/data", Handle: r.handle,
+		Drivers: Drivers{
+			Messages: store.Drivers[store.MessageStore]{"sqlite": func(_ context.Context, u *url.URL, _ *zap.Logger) (store.MessageStore, error) {
+				if r.dsn = u.String(); r.fail != nil {
+					return nil, r.fail
+				}
+				return r.messages, nil
+			}},
+			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
+				if r.failR != nil {
+					return nil, r.failR
+				}
+				return r.routes, nil
+			}},
+		},
+	})
+	return r
+}
+
+func TestLife(t *testing.T) {
+	r := newRig(t, DefaultConfig())
+	if s := r.Ready(t.Context()); s.Ready {
+		t.Error("ready before the start")
+	}
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m, err := r.handle.Messages()
+	if err != nil || m != store.MessageStore(r.messages) || r.dsn != "sqlite:///data/imd.db" {
+		t.Errorf("published %v, %v, opened %s", m, err, r.dsn)
+	}
+	if routes, err := r.handle.Routes(); err != nil || routes != store.RouteStore(r.routes) {
+		t.Errorf("published %v, %v", routes, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := errors.Join(r.Run(ctx), r.Drain(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if s := r.Ready(t.Context()); !s.Ready {
+		t.Errorf("not ready: %+v", s)
+	}
+	if err := r.Close(); err != nil || !r.messages.closed || !r.routes.closed {
+		t.Errorf("close: %v", err)
+	}
+	if _, err := r.handle.Messages(); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+		t.Errorf("after close: %v", err)
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	other := errors.New("refused")
+	tests := []struct {
+		name   string
+		cfg    Config
+		change func(*rig)
+		want   error
+		config bool // exit status 78
+		words  string
+	}{
+		{name: "no such driver", cfg: Config{DSN: "oracle://db", Routes: "memory"}, want: store.ErrDSN, config: true, words: "oracle"},
+		{name: "no such route store", cfg: Config{DSN: "sqlite:", Routes: "redis"}, want: store.ErrDSN, config: true, words: "storage.routes"},
+		{name: "a newer schema", change: func(r *rig) { r.fail = store.ErrSchema }, want: store.ErrSchema, config: true},
+		{name: "damage", change: func(r *rig) { r.fail = store.ErrCorrupt }, want: store.ErrCorrupt},
+		{name: "another fault", change: func(r *rig) { r.fail = other }, want: other},
+		{name: "routes fail", change: func(r *rig) { r.failR = other }, want: other},
+		{
+			name: "a clock far behind", change: func(r *rig) { r.messages.newest = time.Now().Add(6 * time.Minute) },
+			want: store.ErrClock, config: true, words: "set the clock",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.cfg == (Config{}) {
+				tt.cfg = DefaultConfig()
+			}
+			r := newRig(t, tt.cfg)
+			if tt.change != nil {
+				tt.change(r)
+			}
+			err := r.Start(t.Context())
+			var ce *module.ConfigError
+			if !errors.Is(err, tt.want) || errors.As(err, &ce) != tt.config || !strings.Contains(err.Error(), tt.words) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("start: %v", err)
+			}
+			if _, err := r.handle.Messages(); err == nil {
+				t.Error("published although the start failed")
+			}
+			if r.fail == nil && tt.cfg.DSN == "sqlite:" && !r.messages.closed {
+				t.Error("the message store was left open")
+			}
+		})
+	}
+}
+
+func TestClockWithinBounds(t *testing.T) {
+	r := newRig(t, DefaultConfig())
+	r.messages.newest = time.Now().Add(4 * time.Minute)
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The check answers in time whatever the store does, and names the cause.
+func TestReady(t *testing.T) {
+	tests := []struct {
+		name string
+		ping func(context.Context) error
+		want string
+	}{
+		{"a full disk", func(context.Context) error { return store.ErrFull }, "no space"},
+		{"a stalled store", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, "in time"},
+		{"read-only", func(context.Context) error { return store.ErrReadOnly }, "cannot be written"},
+		{"damage", func(context.Context) error { return store.ErrCorrupt }, "damaged"},
+		{"anything else", func(context.Context) error { return errors.New("secret") }, "does not take writes"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, DefaultConfig())
+				if err := r.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				defer r.Close()
+				r.messages.ping = tt.ping
+				began := time.Now()
+				s := r.Ready(t.Context())
+				if s.Ready || !strings.Contains(s.Reason, tt.want) || time.Since(began) > pingTime {
+					t.Errorf("status %+v after %v", s, time.Since(began))
+				}
+			})
+		})
+	}
+}
+
+func TestPlace(t *testing.T) {
+	for dsn, want := range map[string]string{
+		"sqlite:":                "sqlite:///data%20dir/imd.db",
+		"sqlite:sub/x.db":        "sqlite:///data%20dir/sub/x.db",
+		"sqlite:/var/x.db":       "sqlite:/var/x.db",
+		"sqlite:///var/x.db":     "sqlite:///var/x.db",
+		"postgres://u:p@host/db": "postgres://u:p@host/db",
+	} {
+		if got := place(dsn, "/data dir"); got != want {
+			t.Errorf("place(%q) = %q, want %q", dsn, got, want)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	err := Config{DSN: "no scheme", Routes: ""}.Validate()
+	if err == nil || !strings.Contains(err.Error(), "storage.dsn") || !strings.Contains(err.Error(), "storage.routes") {
+		t.Errorf("validate: %v", err)
+	}
+}
+
+// The declaration says what the node must know.
+func TestSpec(t *testing.T) {
+	s := Spec(Drivers{})
+	if s.Name != "storage" || s.Role || len(s.Needs) != 0 {
+		t.Errorf("spec: %+v", s)
+	}
+	if c, ok := s.Config().(*Config); !ok || *c != DefaultConfig() {
+		t.Errorf("config: %+v", s.Config())
+	}
+	ready := module.NewReady()
+	m, err := s.New(&module.Env{
+		Log: zaptest.NewLogger(t), Reg: prometheus.NewRegistry(), Ready: ready, Store: &store.Handle{},
+		Config: func(string, any) error { return nil },
+	})
+	if err != nil || m == nil {
+		t.Fatal(err)
+	}
+	if all, ok := ready.Check(t.Context()); ok || len(all) != 1 || all[0].Name != "storage" {
+		t.Errorf("checks: %+v", all)
+	}
+}

@@ -1,3 +1,0 @@
-package sqlite
-
-func asChild() bool { return false }

@@ -1,0 +1,48 @@
+package sqlite
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// No query of a hot path reads a whole table or sorts: that would be fast in
+// every test and slow with a year of messages.
+func TestPlans(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	for name, query := range map[string]string{
+		"conversation": sqlConversation, "member": sqlMember, "stored": sqlStored, "by key": sqlByKey, "top": sqlTop,
+		"stay": sqlStay, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "unread": sqlUnread, "last": sqlLast,
+		"changed": sqlChanged, "asked": sqlAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
+		"user": sqlUser, "creation": sqlCreation,
+	} {
+		args := make([]any, strings.Count(query, "?"))
+		for i := range args {
+			args[i] = "1"
+		}
+		if strings.Contains(query, "json_each") {
+			for i := range args {
+				args[i] = "[]"
+			}
+		}
+		var plan []string
+		err := s.w.each(background, "EXPLAIN QUERY PLAN "+query, args, func(scan func(...any) error) error {
+			var id, parent, unused int
+			var detail string
+			err := scan(&id, &parent, &unused, &detail)
+			plan = append(plan, detail)
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, step := range plan {
+			scans := strings.HasPrefix(step, "SCAN ") && !strings.Contains(step, "VIRTUAL TABLE") && step != "SCAN CONSTANT ROW" && !strings.HasPrefix(step, "SCAN (subquery")
+			if scans || strings.Contains(step, "TEMP B-TREE") {
+				t.Errorf("%s: %s", name, strings.Join(plan, " / "))
+				break
+			}
+		}
+	}
+}

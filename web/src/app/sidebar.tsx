@@ -1,0 +1,124 @@
+// The list of conversations.
+
+import { useState } from "preact/hooks";
+import { type Conversation, ConversationKind } from "../client/index.js";
+import { Avatar } from "./avatar.js";
+import { countOf, plural, previewOf, shortTime } from "./format.js";
+import * as icons from "./icons.js";
+import type { Session } from "./session.js";
+import { dialogOpen, leave, open, selected, tick } from "./state.js";
+
+const searchFrom = 8;
+
+/** All conversations, the newest first, and the way to new ones. */
+export function Sidebar({ session }: { session: Session }) {
+  void tick.value;
+  const [search, setSearch] = useState("");
+  const all = session.client.conversations.filter((c) => c.id !== "" || c.items.length > 0 || c === selected.value);
+  const wanted = search.trim().toLocaleLowerCase();
+  const shown = wanted ? all.filter((c) => c.title.toLocaleLowerCase().includes(wanted)) : all;
+  return (
+    <aside class="sidebar" aria-label="Conversations">
+      <header class="bar">
+        <Avatar name={session.userId} size="s" />
+        <h1 class="bar-title">{session.userId}</h1>
+        <button type="button" class="round" aria-label="Sign out" title="Sign out" onClick={leave}>
+          <icons.Exit />
+        </button>
+        <button
+          type="button"
+          class="round accent"
+          aria-label="New conversation"
+          title="New conversation"
+          onClick={() => (dialogOpen.value = true)}
+        >
+          <icons.Plus />
+        </button>
+      </header>
+      {all.length >= searchFrom && (
+        <label class="search">
+          <icons.Search />
+          <input
+            type="search"
+            placeholder="Search"
+            aria-label="Search conversations"
+            value={search}
+            onInput={(event) => setSearch(event.currentTarget.value)}
+          />
+        </label>
+      )}
+      <List session={session} conversations={shown} searching={wanted !== ""} />
+    </aside>
+  );
+}
+
+function List({ session, conversations, searching }: { session: Session; conversations: Conversation[]; searching: boolean }) {
+  if (conversations.length > 0) {
+    return (
+      <ul class="list">
+        {conversations.map((c) => (
+          <Row key={c.key} conversation={c} current={c === selected.value} />
+        ))}
+      </ul>
+    );
+  }
+  if (searching) return <p class="empty quiet">Nothing found.</p>;
+  if (!session.client.state.synced) return <Skeleton />;
+  return (
+    <div class="empty">
+      <icons.Logo size={48} />
+      <h2>No conversations yet</h2>
+      <p class="quiet">Write to somebody by their user id, or make a group.</p>
+      <button type="button" class="primary" onClick={() => (dialogOpen.value = true)}>
+        Start a conversation
+      </button>
+    </div>
+  );
+}
+
+function Row({ conversation: c, current }: { conversation: Conversation; current: boolean }) {
+  const { who, text, state } = previewOf(c);
+  const unread = c.timeline.unread;
+  return (
+    <li>
+      <button type="button" class="row" aria-current={current ? "true" : undefined} onClick={() => open(c)}>
+        <Avatar name={c.title} group={c.kind === ConversationKind.GROUP} />
+        <span class="row-main">
+          <span class="row-line">
+            <bdi class="row-title">{c.title}</bdi>
+            <time class="row-time">{shortTime(c.activityAt, Date.now())}</time>
+          </span>
+          <span class="row-line">
+            <span class="row-preview">
+              {state === "failed" && <span class="bad">Not sent: </span>}
+              {state === "pending" && <icons.Clock />}
+              {who && state !== "failed" && <span>{who}: </span>}
+              <bdi>{text.slice(0, 160)}</bdi>
+            </span>
+            {unread > 0 && (
+              <span class="badge" aria-label={unread > 999 ? "more than 999 unread" : plural(unread, "unread", "unread")}>
+                {countOf(unread)}
+              </span>
+            )}
+          </span>
+        </span>
+      </button>
+    </li>
+  );
+}
+
+function Skeleton() {
+  return (
+    <ul class="list" aria-label="Loading" aria-busy="true">
+      {[0, 1, 2, 3].map((i) => (
+        <li key={i} class="row skeleton">
+          <span class="avatar avatar-m" />
+          <span class="row-main">
+            <span class="bone" />
+            <span class="bone bone-long" />
+          </span>
+        </li>
+      ))}
+    </ul>
+  );
+}

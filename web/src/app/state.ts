@@ -1,0 +1,125 @@
+// What the page shows: the session, the chosen conversation, what is open.
+
+import { signal } from "@preact/signals";
+import { type Conversation, type Entry, ImdError } from "../client/index.js";
+import { reasonText } from "./format.js";
+import { type Session, signOut as forget } from "./session.js";
+
+/** A short message that goes away by itself. */
+export interface Toast {
+  id: number;
+  text: string;
+}
+
+export const session = signal<Session | undefined>(undefined);
+export const selected = signal<Conversation | undefined>(undefined);
+export const infoOpen = signal(false);
+export const dialogOpen = signal(false);
+export const toasts = signal<Toast[]>([]);
+/** Spoken by screen readers when it changes. */
+export const spoken = signal("");
+/**
+ * Rises whenever the client has something new to show. Every component that
+ * shows what the client holds reads it: one with state of its own is otherwise
+ * drawn again only when its properties change.
+ */
+export const tick = signal(0);
+/** Whether the person looks at the page. */
+export const watching = signal(true);
+
+const toastMs = 6_000;
+let lastToast = 0;
+let ticking = false;
+
+/** Shows a new frame of the page soon; many calls make one. */
+export function refresh(): void {
+  if (ticking) return;
+  ticking = true;
+  // A hidden page gets no animation frames.
+  const later = document.hidden ? (f: () => void) => setTimeout(f, 50) : requestAnimationFrame;
+  later(() => {
+    ticking = false;
+    tick.value++;
+  });
+}
+
+/** Shows a message for some seconds. */
+export function toast(text: string): void {
+  const id = ++lastToast;
+  const others = toasts.value.filter((t) => t.text !== text);
+  toasts.value = [...others.slice(-2), { id, text }];
+  setTimeout(() => dismiss(id), toastMs);
+}
+
+/** Takes a message away. */
+export function dismiss(id: number): void {
+  toasts.value = toasts.value.filter((t) => t.id !== id);
+}
+
+/** Shows what went wrong. */
+export function toastError(error: unknown): void {
+  toast(error instanceof ImdError ? reasonText(error.reason) : String(error));
+}
+
+/** Begins to use a session, and to connect. */
+export function enter(s: Session): void {
+  s.client.on({
+    state: refresh,
+    conversation: refresh,
+    conversations: () => {
+      restore(s);
+      refresh();
+    },
+    message: announce,
+    failed: (conversation, error) => {
+      if (conversation !== selected.value) toast(`A message to ${conversation.title} was not sent. ${reasonText(error.reason)}`);
+    },
+  });
+  session.value = s;
+  s.client.start();
+}
+
+/** Leaves the session and shows the sign-in page. */
+export function leave(): void {
+  if (session.value) forget(session.value);
+  session.value = selected.value = undefined;
+  infoOpen.value = dialogOpen.value = false;
+}
+
+/** Opens a conversation; the browser's back button closes it. */
+export function open(conversation: Conversation): void {
+  if (selected.value === conversation) return;
+  const state = { open: conversation.key };
+  if (selected.value) history.replaceState(state, "");
+  else history.pushState(state, "");
+  selected.value = conversation;
+  infoOpen.value = false;
+}
+
+/** Goes back to the list. */
+export function close(): void {
+  if (!selected.value) return;
+  selected.value = undefined;
+  infoOpen.value = false;
+  history.replaceState(null, "");
+}
+
+/** Follows the browser's back and forward buttons. */
+export function followHistory(): void {
+  const key = (history.state as { open?: string } | null)?.open;
+  selected.value = key ? session.value?.client.conversation(key) : undefined;
+  infoOpen.value = false;
+}
+
+/** After a reload the conversation that was open opens again as soon as it is known. */
+function restore(s: Session): void {
+  const key = (history.state as { open?: string } | null)?.open;
+  if (!key || selected.value || session.value !== s) return;
+  const conversation = s.client.conversation(key) ?? (key.startsWith("@") ? s.client.direct(key.slice(1)) : undefined);
+  if (conversation) selected.value = conversation;
+}
+
+function announce(conversation: Conversation, entry: Entry): void {
+  const where = conversation.title === entry.sender ? "" : ` in ${conversation.title}`;
+  spoken.value = `${entry.sender}${where}: ${(entry.content?.text ?? "").slice(0, 200)}`;
+}

@@ -1,0 +1,660 @@
+// The client: connects, stays connected, keeps conversations in step with the
+// server, and sends. It has no user interface and runs in browsers and in Node.
+
+import { create } from "@bufbuild/protobuf";
+import {
+  Ack,
+  CursorSchema,
+  HistorySchema,
+  type Receipt as ReceiptFrame,
+  SendSchema,
+  type SendAck,
+  type ServerFrame,
+  SyncSchema,
+  type SyncResult,
+  type Welcome,
+} from "../gen/imd/client/v1/client_pb.js";
+import type { Encoding } from "./codec.js";
+import type { Connection, SocketFactory } from "./connection.js";
+import { Conversation } from "./conversation.js";
+import { ImdError } from "./errors.js";
+import { Link, type LinkState, type TokenReason } from "./link.js";
+import { Marks } from "./marks.js";
+import {
+  checkContent,
+  type Content,
+  contentFrame,
+  ConversationKind,
+  type Entry,
+  entryOf,
+  type Page,
+  pageOf,
+  type Receipt,
+  receiptOf,
+  Role,
+  type State,
+  stateOf,
+} from "./model.js";
+import { Outbox, type OutboxItem, type OutboxSend } from "./outbox.js";
+import { memoryStore, type OutboxStore } from "./store.js";
+import type { Stretch } from "./stretches.js";
+import type { Effects, HistoryRequest } from "./timeline.js";
+import { Timers } from "./timers.js";
+
+/** How to reach the server and as whom. */
+export interface ClientOptions {
+  /** The WebSocket endpoint, such as wss://chat.example/v1/ws. */
+  url: string;
+  /** The user the tokens are for. */
+  userId: string;
+  /**
+   * Gives a token. It may give the same one as before while that is valid; it
+   * throws SignInRequired to stop the client for good, anything else to be asked again.
+   */
+  token: (reason: TokenReason) => string | Promise<string>;
+  /** Kept as long as the client is installed; two programs that run at once have two. */
+  deviceId: string;
+  /** phone, tablet, web (default), desktop or bot. */
+  class?: string;
+  /** Program and version, at most 64 bytes. */
+  client?: string;
+  /** json (default) or proto. */
+  encoding?: Encoding;
+  /** Opens sockets; default: the global WebSocket. */
+  socket?: SocketFactory;
+  /** Keeps unsent messages; default: in memory only. */
+  store?: OutboxStore;
+  /** Numbers in [0, 1); default: Math.random. */
+  random?: () => number;
+  /** Makes client message ids; default: crypto.getRandomValues. */
+  newId?: () => string;
+}
+
+/** The state of the connection. */
+export interface ClientState extends LinkState {
+  /** Whether a list of all conversations has been read since the start. */
+  synced: boolean;
+}
+
+/** What a client tells. Listeners are called in the middle of its work and must not block or throw. */
+export interface ClientEvents {
+  /** The connection's state or the number of waiting messages changed. */
+  state(): void;
+  /** Something about this conversation changed. */
+  conversation(conversation: Conversation): void;
+  /** A conversation came or went. */
+  conversations(): void;
+  /** A message came live from another user. */
+  message(conversation: Conversation, entry: Entry): void;
+  /** A message of one's own was refused for good. */
+  failed(conversation: Conversation, error: ImdError): void;
+}
+
+const pageLimit = 30;
+const historyLimit = 50;
+const cursorLimit = 256;
+const orphanLimit = 256;
+const syncRetryMs = 500;
+const contentLimitBytes = 16_384;
+
+/** A user's conversations over one device. Call start; everything else may be called at any time. */
+export class Client {
+  readonly userId: string;
+  #options: Required<ClientOptions>;
+  #listeners = new Set<Partial<ClientEvents>>();
+  #state: ClientState;
+  #link: Link;
+  #marks: Marks;
+  #timers = new Timers();
+  #conversations = new Map<string, Conversation>();
+  /** Entries of conversations that no sync has named yet. */
+  #orphans = new Map<string, Entry[]>();
+  #outbox = new Outbox();
+  #limit = contentLimitBytes;
+  #features: readonly string[] = [];
+
+  #dataEpoch = "";
+  #syncToken = "";
+  /** The connection that a sync runs on. */
+  #syncing: Connection | undefined;
+  /** From the end of a connection to the end of the sync of the next one. */
+  #paused = true;
+  #syncAgain = false;
+  #fullIds: Set<string> | undefined;
+  #cursors = new Map<string, number>();
+
+  constructor(options: ClientOptions) {
+    this.userId = options.userId;
+    this.#options = {
+      class: "web",
+      client: "imd-ts/0.1.0",
+      encoding: "json",
+      socket: (url, protocol) => new WebSocket(url, protocol),
+      store: memoryStore,
+      random: Math.random,
+      newId: uuid4,
+      ...options,
+    };
+    this.#link = new Link(this.#options, {
+      joining: (conn) => this.#beginSync(conn),
+      online: (_, welcome) => this.#online(welcome),
+      offline: () => this.#offline(),
+      event: (frame) => this.#event(frame),
+      state: () => this.#set({}),
+    });
+    this.#state = { ...this.#link.state, synced: false };
+    this.#marks = new Marks(
+      () => this.#link.conn,
+      (receipt) => this.#receipt(receipt),
+    );
+    for (const item of this.#options.store.load(this.userId).sort((a, b) => a.at - b.at)) this.#restore(item);
+  }
+
+  /** The state of the connection; a new object whenever it changes. */
+  get state(): ClientState {
+    return this.#state;
+  }
+
+  /** How many messages wait to be stored. */
+  get waiting(): number {
+    return this.#outbox.size;
+  }
+
+  /** The most bytes of a content, as the server said. */
+  get contentLimit(): number {
+    return this.#limit;
+  }
+
+  /** Later parts of the protocol that the server has. */
+  get features(): readonly string[] {
+    return this.#features;
+  }
+
+  /** All conversations, the newest activity first. */
+  get conversations(): Conversation[] {
+    return [...this.#conversations.values()].sort((a, b) => b.activityAt - a.activityAt || a.key.localeCompare(b.key));
+  }
+
+  /** The conversation of this id or key; undefined if there is none. */
+  conversation(key: string): Conversation | undefined {
+    return this.#conversations.get(key);
+  }
+
+  /** The direct conversation with a user, which need not exist on the server yet. */
+  direct(userId: string): Conversation {
+    for (const c of this.#conversations.values()) {
+      if (c.kind === ConversationKind.DIRECT && c.peerId === userId) return c;
+    }
+    const draft = new Conversation(this.userId, ConversationKind.DIRECT);
+    draft.peerId = userId;
+    draft.memberCount = 2;
+    this.#conversations.set(draft.key, draft);
+    this.#tell("conversations");
+    return draft;
+  }
+
+  /** Listens until the returned function is called. */
+  on(listener: Partial<ClientEvents>): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** Connects, and again whenever the connection ends, until stop or a reason that only a person can change. */
+  start(): void {
+    this.#link.start();
+  }
+
+  /** Disconnects. Unsent messages stay in the store. */
+  stop(): void {
+    this.#link.stop();
+    this.#timers.clear();
+  }
+
+  /** Tries at once instead of at the end of a wait: the network is back, or the person looks at the page again. */
+  wake(): void {
+    this.#link.wake();
+  }
+
+  /** The network changed: the connection is taken for dead. */
+  networkChanged(): void {
+    this.#link.drop("the network changed");
+  }
+
+  // --- Writing ---
+
+  /** Writes a message; it is shown as pending at once. Returns its client message id. Throws ImdError for content that no server takes. */
+  send(conversation: Conversation, content: Content): string {
+    const reason = checkContent(content, this.#limit);
+    if (reason) throw new ImdError(reason, reason === "too_large" ? "the message is too long" : "the message cannot be sent");
+    const item: OutboxItem = {
+      clientMessageId: this.#options.newId(),
+      conversation: conversation.key,
+      toUser: conversation.id === "" ? conversation.peerId : "",
+      content,
+      at: Date.now(),
+      resend: false,
+      failed: "",
+    };
+    this.#options.store.put(this.userId, item);
+    this.#outbox.add(item);
+    conversation.timeline.send({ clientMessageId: item.clientMessageId, content, targetSeq: 0, at: item.at });
+    this.#changed(conversation);
+    this.#sendOutbox();
+    return item.clientMessageId;
+  }
+
+  /** Sends a failed message again, with the same id. */
+  retry(conversation: Conversation, clientMessageId: string): void {
+    const item = this.#outbox.retry(clientMessageId);
+    if (!item) return;
+    this.#options.store.put(this.userId, item);
+    conversation.timeline.send({ ...item, targetSeq: 0 });
+    this.#changed(conversation);
+    this.#sendOutbox();
+  }
+
+  /** Gives a message up that is not known to be stored. It may appear nevertheless. */
+  withdraw(conversation: Conversation, clientMessageId: string): void {
+    if (!this.#withdrawn(clientMessageId)) return;
+    conversation.timeline.withdraw(clientMessageId);
+    this.#changed(conversation);
+    this.#sendOutbox();
+  }
+
+  /** The user has read up to seq. Calls are gathered; the position never goes back. */
+  read(conversation: Conversation, seq: number): void {
+    if (conversation.id === "" || seq <= conversation.timeline.readSeq) return;
+    conversation.timeline.read(seq);
+    this.#changed(conversation);
+    if (conversation.role !== Role.UNSPECIFIED) this.#marks.read(conversation, seq);
+  }
+
+  /** Takes over how far members have come, as a list of members says; later changes come by themselves. */
+  applyReceipts(conversation: Conversation, receipts: readonly Receipt[]): void {
+    for (const receipt of receipts) conversation.applyReceipt(receipt);
+    this.#changed(conversation);
+  }
+
+  #withdrawn(clientMessageId: string): boolean {
+    if (!this.#outbox.withdraw(clientMessageId)) return false;
+    this.#options.store.delete(this.userId, clientMessageId);
+    return true;
+  }
+
+  // --- Reading ---
+
+  /** Reads a page of older entries. Resolves when it is merged or could not be read. */
+  async loadOlder(conversation: Conversation): Promise<void> {
+    if (conversation.loading || conversation.id === "" || !conversation.timeline.older) return;
+    conversation.loading = true;
+    this.#changed(conversation);
+    await this.#load(conversation, conversation.timeline.olderRequest);
+    conversation.loading = false;
+    this.#changed(conversation);
+  }
+
+  /** Reads a page of what lies in a gap of the timeline, from its upper end. */
+  async loadGap(conversation: Conversation, gap: Stretch): Promise<void> {
+    if (conversation.loadingGaps.has(gap.from)) return;
+    conversation.loadingGaps.add(gap.from);
+    this.#changed(conversation);
+    await this.#load(conversation, { after: gap.from - 1, before: gap.to + 1, backward: true, jump: false });
+    conversation.loadingGaps.delete(gap.from);
+    this.#changed(conversation);
+  }
+
+  async #load(conversation: Conversation, request: HistoryRequest): Promise<void> {
+    const page = await this.#history(conversation, request);
+    if (page && !(page instanceof ImdError)) this.#do(conversation, conversation.timeline.page(Date.now(), request, page));
+  }
+
+  // --- Connection ---
+
+  #online(welcome: Welcome): void {
+    this.#offline(); // What the connection before did not answer is not answered any more.
+    if (this.#dataEpoch !== "" && welcome.dataEpoch !== this.#dataEpoch) this.#resync();
+    this.#dataEpoch = welcome.dataEpoch;
+    this.#features = welcome.features;
+    this.#limit = welcome.limits?.contentBytes || contentLimitBytes;
+    for (const c of this.#conversations.values()) c.timeline.connected();
+    this.#marks.online();
+    this.#sendOutbox();
+  }
+
+  #offline(): void {
+    this.#outbox.disconnected();
+    this.#marks.offline();
+    this.#timers.clear();
+    this.#paused = true;
+    for (const c of this.#conversations.values()) c.timeline.disconnected();
+  }
+
+  #event(frame: ServerFrame): void {
+    const kind = frame.kind;
+    switch (kind.case) {
+      case "deliver":
+        return this.#deliver(kind.value.conversationId, kind.value.entries.map(entryOf));
+      case "head":
+        return this.#head(kind.value.conversationId, Number(kind.value.seq));
+      case "receipt":
+        return this.#receipt(kind.value);
+      case "sendAck":
+        return this.#sendAck(frame.id, kind.value);
+      default:
+    }
+  }
+
+  #deliver(id: string, entries: Entry[]): void {
+    const conversation = this.#conversations.get(id);
+    if (!conversation) {
+      const orphans = this.#orphans.get(id) ?? [];
+      if (orphans.length + entries.length <= orphanLimit) this.#orphans.set(id, orphans.concat(entries));
+      this.#syncSoon();
+      return;
+    }
+    const fx = conversation.timeline.deliver(Date.now(), entries);
+    this.#do(conversation, fx);
+    for (const entry of fx.show) {
+      if (entry.countable && entry.sender !== this.userId) this.#tell("message", conversation, entry);
+    }
+  }
+
+  #head(id: string, seq: number): void {
+    const conversation = this.#conversations.get(id);
+    if (!conversation) return this.#syncSoon();
+    this.#do(conversation, conversation.timeline.head(Date.now(), seq));
+  }
+
+  #receipt(frame: ReceiptFrame): void {
+    const conversation = this.#conversations.get(frame.conversationId);
+    if (!conversation) return;
+    const receipt = receiptOf(frame);
+    if (receipt.userId === this.userId) conversation.timeline.receipt(receipt.readSeq, receipt.unreadCount);
+    else conversation.applyReceipt(receipt);
+    this.#changed(conversation);
+  }
+
+  /** Does what a timeline asks for. */
+  #do(conversation: Conversation, fx: Effects): void {
+    for (const entry of fx.show) conversation.observe(entry);
+    for (const id of fx.sent) this.#settled(id);
+    if (fx.sync) this.#syncSoon();
+    if (fx.history) this.#request(conversation, fx.history);
+    this.#tickLater(conversation);
+    this.#marks.shown(conversation, fx.show.length);
+    this.#changed(conversation);
+  }
+
+  /** An own message turned out to be stored. */
+  #settled(clientMessageId: string): void {
+    this.#options.store.delete(this.userId, clientMessageId);
+    if (this.#outbox.settle(clientMessageId)) this.#sendOutbox();
+  }
+
+  #tickLater(conversation: Conversation): void {
+    const { timeline } = conversation;
+    const name = `tick ${conversation.id}`;
+    if (timeline.wakeAt === undefined) return this.#timers.cancel(name);
+    this.#timers.set(name, timeline.wakeAt - Date.now(), () => this.#do(conversation, timeline.tick(Date.now())));
+  }
+
+  /** Reads what a timeline lacks. */
+  #request(conversation: Conversation, request: HistoryRequest): void {
+    const { timeline } = conversation;
+    void this.#history(conversation, request).then((page) => {
+      if (!page) return; // The connection ended; the next one begins with a sync.
+      if (!(page instanceof ImdError)) return this.#do(conversation, timeline.page(Date.now(), request, page));
+      timeline.historyFailed(Date.now(), page.retryAfterMs);
+      if (page.reason === "not_member") this.#syncSoon();
+      this.#tickLater(conversation);
+    });
+  }
+
+  // --- Outbox ---
+
+  #restore(item: OutboxItem): void {
+    const direct = item.conversation.startsWith("@");
+    let conversation = this.#conversations.get(item.conversation);
+    if (!conversation) {
+      conversation = new Conversation(this.userId, direct ? ConversationKind.DIRECT : ConversationKind.GROUP);
+      if (direct) conversation.peerId = item.conversation.slice(1);
+      else conversation.id = item.conversation;
+      this.#conversations.set(conversation.key, conversation);
+    }
+    this.#outbox.add({ ...item, resend: true });
+    conversation.timeline.send({ clientMessageId: item.clientMessageId, content: item.content, targetSeq: 0, at: item.at });
+    if (item.failed) conversation.timeline.fail(item.clientMessageId, item.failed);
+  }
+
+  #sendOutbox(): void {
+    const { conn } = this.#link;
+    if (conn) {
+      for (const send of this.#outbox.take(Date.now(), () => conn.nextId())) this.#write(conn, send);
+      const at = this.#outbox.wakeAt(Date.now());
+      if (at !== undefined) this.#timers.set("outbox", at - Date.now(), () => this.#sendOutbox());
+    }
+    this.#tell("state");
+  }
+
+  #write(conn: Connection, { item, frameId, runStart }: OutboxSend): void {
+    const send = create(SendSchema, {
+      to: item.toUser ? { case: "toUser", value: item.toUser } : { case: "conversationId", value: item.conversation },
+      clientMessageId: item.clientMessageId,
+      resend: item.resend,
+      content: contentFrame(item.content),
+      runStart,
+    });
+    conn.request(
+      { case: "send", value: send },
+      (answer) => {
+        if (answer?.kind.case === "sendAck") this.#sendAck(frameId, answer.kind.value);
+        else if (answer?.kind.case === "error") {
+          const { reason, retryable, retryAfterMs } = answer.kind.value;
+          const status = retryable ? "retry" : "fail";
+          this.#answered({ frameId, clientMessageId: item.clientMessageId, status, reason, retryAfterMs });
+        }
+      },
+      frameId,
+    );
+  }
+
+  #sendAck(frameId: number, ack: SendAck): void {
+    const { clientMessageId, error } = ack;
+    const status = ack.status === Ack.OK ? "ok" : ack.status === Ack.FAIL ? "fail" : "retry";
+    const ended = this.#answered({
+      frameId,
+      clientMessageId,
+      status,
+      reason: error?.reason ?? "",
+      retryAfterMs: error?.retryAfterMs ?? 0,
+    });
+    if (ended && status === "ok") this.#stored(ended, ack);
+    this.#sendOutbox();
+  }
+
+  #answered(answer: Parameters<Outbox["answer"]>[0]): OutboxItem | undefined {
+    const item = this.#outbox.answer(answer, Date.now());
+    if (!item) return undefined;
+    if (!item.failed) {
+      this.#options.store.delete(this.userId, item.clientMessageId);
+      return item;
+    }
+    this.#options.store.put(this.userId, item);
+    const conversation = this.#conversations.get(item.conversation);
+    if (!conversation) return item;
+    conversation.timeline.fail(item.clientMessageId, item.failed);
+    if (item.failed === "not_member" && conversation.id !== "") this.#syncSoon();
+    this.#tell("failed", conversation, new ImdError(item.failed, item.failed));
+    this.#changed(conversation);
+    return item;
+  }
+
+  /** The ack stands for what was sent. */
+  #stored(item: OutboxItem, ack: SendAck): void {
+    const conversation = this.#conversations.get(item.conversation);
+    if (!conversation) return;
+    const { timeline } = conversation;
+    const prevSeq = Number(ack.prevSeq);
+    if (conversation.id === "") {
+      this.#identify(conversation, ack.conversationId);
+      // Before the first entry there is nothing to miss.
+      if (prevSeq === 0 && !timeline.known) timeline.restore(0, 0, 0);
+      this.#syncSoon();
+    }
+    const { clientMessageId, messageId } = ack;
+    const stored = { clientMessageId, messageId, seq: Number(ack.seq), prevSeq, at: Number(ack.serverTimeMs) };
+    this.#do(conversation, timeline.sendAck(Date.now(), stored));
+  }
+
+  /** A direct conversation got its id. */
+  #identify(conversation: Conversation, id: string): void {
+    const key = conversation.key;
+    conversation.id = id;
+    this.#conversations.delete(key);
+    this.#conversations.set(id, conversation);
+    for (const item of this.#outbox.rename(key, id)) this.#options.store.put(this.userId, item);
+    this.#tell("conversations");
+  }
+
+  // --- Sync ---
+
+  #syncSoon(): void {
+    if (this.#syncing) this.#syncAgain = true;
+    else if (this.#link.conn) this.#beginSync(this.#link.conn);
+  }
+
+  #beginSync(conn: Connection): void {
+    this.#syncing = conn;
+    this.#syncAgain = false;
+    this.#fullIds = undefined;
+    this.#requestSync(conn);
+  }
+
+  #requestSync(conn: Connection): void {
+    const known = this.conversations.filter((c) => c.id !== "" && c.timeline.known).slice(0, cursorLimit);
+    this.#cursors = new Map(known.map((c) => [c.id, c.timeline.have]));
+    const sync = create(SyncSchema, {
+      syncToken: this.#syncToken,
+      cursors: known.map((c) => create(CursorSchema, { conversationId: c.id, have: BigInt(c.timeline.have) })),
+      pageLimit,
+    });
+    conn.request({ case: "sync", value: sync }, (answer) => {
+      if (conn !== this.#syncing) return; // Another connection has begun its own.
+      if (answer?.kind.case === "syncResult") return this.#synced(conn, answer.kind.value);
+      this.#syncing = undefined;
+      if (answer) this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
+    });
+  }
+
+  #synced(conn: Connection, result: SyncResult): void {
+    if (result.full) this.#fullIds ??= new Set();
+    for (const frame of result.conversations) this.#applyState(stateOf(frame));
+    this.#syncToken = result.syncToken;
+    if (result.more) return this.#requestSync(conn);
+    if (this.#fullIds) this.#forgetOthers(this.#fullIds);
+    this.#syncing = undefined;
+    this.#paused = false;
+    this.#orphans.clear();
+    this.#set({ synced: true });
+    this.#tell("conversations");
+    for (const c of this.#conversations.values()) this.#do(c, c.timeline.synced(Date.now()));
+    if (this.#syncAgain) this.#syncSoon();
+  }
+
+  #applyState(state: State): void {
+    const id = state.conversationId;
+    this.#fullIds?.add(id);
+    const conversation = this.#find(state);
+    const { timeline } = conversation;
+    conversation.describe(state);
+    this.#do(conversation, timeline.state(Date.now(), this.#cursors.get(id), state));
+    const orphans = this.#orphans.get(id);
+    if (orphans) this.#do(conversation, timeline.deliver(Date.now(), orphans));
+    this.#orphans.delete(id);
+  }
+
+  #find(state: State): Conversation {
+    const known = this.#conversations.get(state.conversationId);
+    if (known) return known;
+    const draft = state.peerId ? this.#conversations.get(`@${state.peerId}`) : undefined;
+    if (draft) {
+      this.#identify(draft, state.conversationId);
+      return draft;
+    }
+    const conversation = new Conversation(this.userId, state.kind);
+    if (this.#paused) conversation.timeline.disconnected();
+    this.#conversations.set(state.conversationId, conversation);
+    return conversation;
+  }
+
+  #forgetOthers(ids: Set<string>): void {
+    for (const [key, conversation] of this.#conversations) {
+      if (conversation.id === "" || ids.has(conversation.id)) continue;
+      if (conversation.items.some((item) => item.kind === "local")) {
+        conversation.role = Role.UNSPECIFIED;
+        continue;
+      }
+      this.#conversations.delete(key);
+      this.#marks.forget(conversation);
+    }
+  }
+
+  /** Another history of the store: everything read before is void, what was not sent stays. */
+  #resync(): void {
+    this.#syncToken = "";
+    this.#cursors.clear();
+    this.#orphans.clear();
+    for (const conversation of this.#conversations.values()) {
+      this.#marks.forget(conversation);
+      for (const id of conversation.timeline.resync()) this.#withdrawn(id);
+      conversation.receipts.clear();
+      conversation.lastMessage = undefined;
+      this.#changed(conversation);
+    }
+  }
+
+  // --- History ---
+
+  /** The page asked for; an error if the server refused; undefined if the connection ended before. */
+  #history(conversation: Conversation, request: HistoryRequest): Promise<Page | ImdError | undefined> {
+    const value = create(HistorySchema, {
+      conversationId: conversation.id,
+      afterSeq: BigInt(request.after),
+      beforeSeq: BigInt(request.before),
+      limit: historyLimit,
+      backward: request.backward,
+    });
+    return new Promise((resolve) => {
+      const { conn } = this.#link;
+      if (!conn) return resolve(undefined);
+      conn.request({ case: "history", value }, (answer) => {
+        if (answer?.kind.case === "historyResult" && answer.kind.value.page) resolve(pageOf(answer.kind.value.page));
+        else resolve(answer && ImdError.of(answer.kind.case === "error" ? answer.kind.value : undefined));
+      });
+    });
+  }
+
+  // --- Helpers ---
+
+  #changed(conversation: Conversation): void {
+    this.#tell("conversation", conversation);
+  }
+
+  #set(state: Partial<ClientState>): void {
+    this.#state = { ...this.#state, ...this.#link.state, ...state };
+    this.#tell("state");
+  }
+
+  #tell<K extends keyof ClientEvents>(event: K, ...args: Parameters<ClientEvents[K]>): void {
+    for (const listener of this.#listeners) (listener[event] as ((...a: unknown[]) => void) | undefined)?.(...args);
+  }
+}
+
+/** A random UUID version 4; works where crypto.randomUUID does not, on pages without TLS. */
+export function uuid4(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6]! & 0x0f) | 0x40;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  const hex = [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
+}

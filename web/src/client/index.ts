@@ -1,0 +1,22 @@
+// Everything a program needs to talk to an imd server: a client with
+// conversations, timelines and an outbox, and the calls of the HTTP API.
+
+export { Api, type ApiOptions, type Change, type Member } from "./api.js";
+export { Client, type ClientEvents, type ClientOptions, type ClientState, uuid4 } from "./client.js";
+export { type Encoding, subprotocols } from "./codec.js";
+export type { Socket, SocketFactory } from "./connection.js";
+export { Conversation, type Mark, receiptMembers } from "./conversation.js";
+export { ImdError, reasonInfo, SignInRequired } from "./errors.js";
+export type { Phase, TokenReason } from "./link.js";
+export {
+  type Content,
+  contentBytes,
+  ConversationKind,
+  type Entry,
+  EntryKind,
+  MemberAction,
+  type Receipt,
+  Role,
+} from "./model.js";
+export { memoryStore, type OutboxStore, webStore } from "./store.js";
+export { type Item, type LocalMessage, Timeline } from "./timeline.js";
