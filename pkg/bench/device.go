@@ -37,12 +37,17 @@ type device struct {
 	out outbox
 	in  inbox
 
+	sources  []*source
+	counted  bool // among those online
+	stranger bool // in no conversation: whatever it is shown is a leak
+
 	comesBack bool // after a loss
 	atOnce    bool // without a pause
 	syncs     bool // hello comes with sync, always; else only after a loss
 	welcomed  int  // sessions so far
 
 	onUp   func(joined time.Duration) // welcome came; joined is how long it took from the dial
+	onJoin func(joined time.Duration) // as onUp, from the second time on
 	onSync func()                     // a session's sync has ended
 	onDown func(reason string, err error)
 }
@@ -57,7 +62,8 @@ type host struct {
 	size      int // bytes of a text
 	rec       *tape
 	fresh     func(d *device, got func(token string, err error)) // makes another token
-	shown     func(d *device, cv *conv, text []byte)             // an entry was taken for the first time
+	shown     func(text []byte)                                  // somebody else's entry was taken
+	refused   func(reason string)                                // a send was refused and will be written again
 	scratch   []byte
 	entry     entryIn
 	answer    ackIn

@@ -20,9 +20,9 @@ type inbox struct {
 	due     int // deliveries since the last ack frame
 	ackSet  bool
 	toAck   []*conv
-	large   bool // all conversations have more members than receipts are shown for
-	again   bool // another sync is due
-	backlog func(cv *conv, have int64) int64
+	large   bool                   // all conversations have more members than receipts are shown for
+	again   bool                   // another sync is due
+	backlog func(have int64) int64 // the cursor to resume from
 }
 
 // conv is one conversation on one device.
@@ -40,6 +40,14 @@ type conv struct {
 	wake   time.Duration      // when tl.Tick is due; 0 = not set
 	opened bool
 	from   int64 // of the last Open record
+}
+
+// seen is the newest entry that is here.
+func (cv *conv) seen() int64 {
+	if cv.tl != nil {
+		return cv.tl.Have()
+	}
+	return cv.have
 }
 
 // conv finds or makes a conversation.
@@ -80,6 +88,9 @@ func (b *inbox) delivered(cv *conv, e *entryIn) {
 	b.d.out.stored(cv, e)
 	if cv.tl != nil {
 		if m := e.entry(); m != nil {
+			if b.d.stranger {
+				b.d.h.rec.show(b.d, cv.id, m)
+			}
 			b.effects(cv, cv.tl.Deliver(b.ms(), []*clientv1.Entry{m}))
 		}
 		return
@@ -102,20 +113,20 @@ func (b *inbox) delivered(cv *conv, e *entryIn) {
 func (b *inbox) next(cv *conv, e *entryIn) {
 	cv.have = e.seq
 	b.ackLater(cv)
-	if b.d.h.shown != nil {
-		b.d.h.shown(b.d, cv, e.text)
+	if string(e.sender) != b.d.user {
+		b.d.h.shown(e.text)
 	}
 }
 
 // acked takes note of an own message that is stored.
 func (b *inbox) acked(id string, p *send, a *ackIn) {
 	if b.d.h.rec == nil {
-		cv := b.convs[id]
-		if cv == nil {
-			return // nobody writes there but this device, as far as it knows
+		cv := b.conv([]byte(id))
+		if !cv.known {
+			cv.known, cv.have, cv.acked = true, a.prev, a.prev
 		}
 		switch {
-		case !cv.known, a.seq <= cv.have:
+		case a.seq <= cv.have:
 		case a.prev <= cv.have:
 			cv.have = a.seq
 			b.ackLater(cv)
@@ -259,7 +270,7 @@ func (b *inbox) sync(s *session) {
 		if cv.tl != nil {
 			have, known = cv.tl.Have(), cv.tl.Known()
 		} else if b.backlog != nil {
-			have = b.backlog(cv, have)
+			have = b.backlog(have)
 		}
 		if known && len(f.Cursors) < protocol.MaxSyncCursors {
 			cursors[cv.id] = have
@@ -345,29 +356,37 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 	}
 	for _, e := range fx.Show {
 		h.rec.show(b.d, cv.id, e)
-		if h.shown != nil && e.Sender != b.d.user {
-			h.shown(b.d, cv, []byte(e.Content.GetText()))
+		if e.Sender != b.d.user {
+			h.shown([]byte(e.Content.GetText()))
 		}
 	}
 	if fx.History != nil {
 		b.read(cv, *fx.History)
 	}
-	if fx.Sync && !b.again {
+	if fx.Sync && !b.again && b.d.cur != nil {
 		b.again = true
-		s := b.d.cur
-		h.l.after(syncPause, func() {
-			if s != nil && b.d.cur == s && b.again && !b.syncing {
-				for _, cv := range b.convs {
-					cv.tl.Disconnected() // until the sync has ended
-				}
-				b.sync(s)
-			}
-		})
+		b.syncSoon(b.d.cur)
 	}
 	if cv.tl.AckDue() {
 		b.ackLater(cv)
 	}
 	b.wakeAt(cv)
+}
+
+// syncSoon syncs again after a pause, when no sync runs.
+func (b *inbox) syncSoon(s *session) {
+	b.d.h.l.after(syncPause, func() {
+		switch {
+		case b.d.cur != s || !b.again:
+		case b.syncing:
+			b.syncSoon(s)
+		default:
+			for _, cv := range b.convs {
+				cv.tl.Disconnected() // until the sync has ended
+			}
+			b.sync(s)
+		}
+	})
 }
 
 // open records where the device begins with a conversation, or begins anew

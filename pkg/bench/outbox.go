@@ -251,6 +251,9 @@ func (o *outbox) refused(p *send, a *ackIn) {
 		l.runStart = at == 0
 		pause = min(time.Duration(l.attempts)*backoffBase/4, backoffMax)
 	}
+	if reason := string(a.reason); reason != protocol.ReasonBehind {
+		d.h.refused(reason)
+	}
 	l.attempts++
 	l.hold = d.h.l.now + pause
 	o.await(l)
