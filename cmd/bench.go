@@ -313,7 +313,7 @@ func (f *benchFlags) whyNot(err error) error {
 func (f *benchFlags) tell(res *bench.Result, ran error) error {
 	err := f.app.printer().data(res, func(w io.Writer) { printBench(w, res) })
 	if err == nil && f.report != "" {
-		err = writeReport(f.report, res)
+		err = writeBenchReport(f.report, res)
 	}
 	switch {
 	case err != nil:
@@ -328,7 +328,7 @@ func (f *benchFlags) tell(res *bench.Result, ran error) error {
 	return nil
 }
 
-func writeReport(path string, res *bench.Result) error {
+func writeBenchReport(path string, res *bench.Result) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("report: %w", err)

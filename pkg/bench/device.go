@@ -388,11 +388,14 @@ func backoffCap(attempt int) time.Duration { return min(backoffBase<<min(attempt
 // = not told), and whether there should be none.
 func verdict(bye *clientv1.Bye, code int, err error) (reason string, pause time.Duration, stop bool) {
 	var refused *upgradeError
+	var own *lossError
 	switch {
 	case bye != nil:
 		return bye.Reason, time.Duration(bye.RetryAfterMs) * time.Millisecond, !bye.Reconnect
 	case errors.As(err, &refused):
 		return fmt.Sprintf("http_%d", refused.status), refused.after, refused.status == 400 || refused.status == 401 || refused.status == 403
+	case errors.As(err, &own):
+		return own.reason, 0, false
 	case code != 0:
 		if reason = protocol.ReasonOf(code); reason == "" {
 			reason = fmt.Sprintf("close_%d", code)
@@ -402,22 +405,24 @@ func verdict(bye *clientv1.Bye, code int, err error) (reason string, pause time.
 	return "connection_lost", 0, false
 }
 
-// errDead is a connection that the device gives up.
-var errDead = errors.New("no sign of life")
+// lossError is why a device gave a connection up.
+type lossError struct{ reason, text string }
+
+func (e *lossError) Error() string { return e.text + ": " + e.reason }
 
 // check gives up connections that have been silent, or without an answer, for
 // too long. It is called about once a second.
 func (d *device) check() {
 	now := d.h.l.now
 	if s := d.next; s != nil && now-s.dialed > protocol.ClientTimeout {
-		s.c.drop(fmt.Errorf("%w: no welcome within %v", errDead, protocol.ClientTimeout))
+		s.c.drop(&lossError{"no_welcome", "no sign of life"})
 	}
 	s := d.cur
 	switch {
 	case s == nil:
 	case s.quiet > 0 && now-s.c.read > s.quiet:
-		s.c.drop(fmt.Errorf("%w: nothing came within %v", errDead, s.quiet))
+		s.c.drop(&lossError{"silence", "no sign of life"})
 	case len(s.asked) > 0 && now-s.asked[0].at > protocol.ClientTimeout, d.out.overdue(now):
-		s.c.drop(fmt.Errorf("%w: no answer within %v", errDead, protocol.ClientTimeout))
+		s.c.drop(&lossError{"no_answer", "no sign of life"})
 	}
 }

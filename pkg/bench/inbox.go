@@ -17,6 +17,7 @@ type inbox struct {
 	epoch   string
 	token   string // of the last sync
 	syncing bool
+	tries   int // syncs refused in a row
 	due     int // deliveries since the last ack frame
 	ackSet  bool
 	toAck   []*conv
@@ -287,9 +288,10 @@ func (b *inbox) sync(s *session) {
 		}
 		r := f.GetSyncResult()
 		if r == nil {
-			s.c.drop(errDead) // without a sync there is no session worth having
+			b.syncFailed(s, f)
 			return
 		}
+		b.tries = 0
 		for _, st := range r.Conversations {
 			b.state(cursors, st)
 		}
@@ -299,6 +301,24 @@ func (b *inbox) sync(s *session) {
 			return
 		}
 		b.synced(s)
+	})
+}
+
+// syncFailed tries again, on the same session, if that may help; without a sync
+// there is no session worth having.
+func (b *inbox) syncFailed(s *session, f *clientv1.ServerFrame) {
+	e := f.GetError()
+	if !e.GetRetryable() {
+		s.c.drop(&lossError{"sync_" + reasonOf(f), "a sync failed"})
+		return
+	}
+	b.d.h.refused("sync " + e.Reason)
+	pause := retryPause(&ackIn{reason: []byte(e.Reason), retryMs: e.RetryAfterMs}, b.tries)
+	b.tries++
+	b.d.h.l.after(pause, func() {
+		if b.d.cur == s {
+			b.sync(s)
+		}
 	})
 }
 

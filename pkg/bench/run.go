@@ -178,6 +178,9 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 			o.Settle = settleRecorded
 		}
 	}
+	if o.Scenario == "resume" {
+		o.Reconnect = true
+	}
 	r := &runner{o: o, ctx: ctx, l: l, rng: mrand.New(mrand.NewPCG(o.Seed, 1)), pairs: map[string][2]string{}, members: map[string][]string{}}
 	var salt [32]byte
 	_, _ = rand.Read(salt[:])
