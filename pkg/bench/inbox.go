@@ -136,16 +136,11 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 		}
 		return
 	}
+	// The answer stands for the entry: the timeline takes it like any other.
 	cv := b.conv([]byte(id))
 	b.d.h.rec.head(id, a.seq)
-	b.effects(cv, cv.tl.SendAck(b.ms(), &clientv1.SendAck{ClientMessageId: string(p.cmid[:]), Status: clientv1.Ack_ACK_OK, ConversationId: id,
-		MessageId: a.mid, Seq: a.seq, PrevSeq: a.prev, ServerTimeMs: a.at}))
-}
-
-// sending shows the timeline what is on its way.
-func (b *inbox) sending(id string, p *send, text []byte) {
-	cv := b.conv([]byte(id))
-	cv.tl.Send(&clientv1.Entry{ClientMessageId: string(p.cmid[:]), Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: string(text)}}})
+	b.effects(cv, cv.tl.Deliver(b.ms(), []*clientv1.Entry{{Seq: a.seq, PrevSeq: a.prev, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, MessageId: a.mid,
+		ClientMessageId: string(p.cmid[:]), Sender: b.d.user, Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: string(b.d.out.text(p))}}}}))
 }
 
 // head takes a hint that there is more.
@@ -219,7 +214,7 @@ func historyFrame(conv string, after, before int64, backward bool, limit int) *c
 // connected takes note of a new session; syncing tells that its sync runs.
 func (b *inbox) connected(epoch string, syncing bool) {
 	if b.epoch != "" && b.epoch != epoch {
-		b.resync()
+		b.resync(epoch)
 	}
 	b.epoch, b.syncing = epoch, syncing
 	b.due, b.ackSet, b.toAck, b.again = 0, false, nil, false
@@ -229,6 +224,9 @@ func (b *inbox) connected(epoch string, syncing bool) {
 			b.ackLater(cv)
 			continue
 		}
+		if cv.opened {
+			b.d.h.rec.have(b.d, cv.id, cv.tl.Have())
+		}
 		cv.tl.Connected()
 		if !syncing {
 			b.effects(cv, cv.tl.Synced(b.ms()))
@@ -237,9 +235,9 @@ func (b *inbox) connected(epoch string, syncing bool) {
 }
 
 // resync forgets everything: the store has another history now.
-func (b *inbox) resync() {
+func (b *inbox) resync(epoch string) {
 	b.token = ""
-	b.d.h.rec.resync(b.d, "")
+	b.d.h.rec.resync(b.d, "", epoch)
 	for _, cv := range b.convs {
 		cv.known, cv.have, cv.acked, cv.head = false, 0, 0, 0
 		if cv.tl != nil {
@@ -368,7 +366,7 @@ const syncPause = 200 * time.Millisecond
 func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 	h := b.d.h
 	if fx.Reset {
-		h.rec.resync(b.d, cv.id)
+		h.rec.resync(b.d, cv.id, "")
 		cv.opened = false
 	}
 	if len(fx.Show) > 0 {
