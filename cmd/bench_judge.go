@@ -8,6 +8,6 @@ func (f *benchFlags) judge() error {
 		a.out, a.format = a.errOut, human
 	}
 	v := &verifyFlags{app: &a}
-	v.opt.Share = f.share
+	v.opt.Share, v.each = 0.95, 1
 	return v.run(f.record)
 }

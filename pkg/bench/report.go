@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// WriteHTML writes a run as one HTML file that needs nothing else: tables and
+// HTML writes a run as one HTML file that needs nothing else: tables and
 // plots, for light and dark screens, without scripts.
-func (r *Result) WriteHTML(w io.Writer) error {
+func (r *Result) HTML(w io.Writer) error {
 	p50, p99 := r.lines()
 	data := struct {
 		*Result
@@ -133,7 +133,7 @@ func chart(title string, x axis, xs []float64, lines ...Line) template.HTML {
 	fmt.Fprintf(&b, `<text class="x" x="%g" y="%g">%s</text>`, px(0.5), chartH-4, x.name)
 	for i, l := range lines {
 		class := i%6 + 1
-		fmt.Fprintf(&b, `<path class="l%d" d="%s"/><text class="key k%[1]d" x="%.1f" y="16">%[4]s</text>`, class, path(xs, l.Y, px, py), chartW-padR-80*float64(len(lines)-1-i), template.HTMLEscapeString(l.Name))
+		fmt.Fprintf(&b, `<path class="l%[1]d" d="%[2]s"/><text class="key k%[1]d" x="%[3].1f" y="16">%[4]s</text>`, class, path(xs, l.Y, px, py), chartW-padR-80*float64(len(lines)-1-i), template.HTMLEscapeString(l.Name))
 	}
 	b.WriteString("</svg>")
 	return template.HTML(b.String())
