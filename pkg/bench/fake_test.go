@@ -36,9 +36,9 @@ type fake struct {
 
 	// Set before options is called. All may be nil.
 	judge  func(n int, c *fakeConn, s *clientv1.Send) *clientv1.SendAck // an answer other than ACK_OK; n counts all sends from 1
-	silent func(n int) bool                                              // swallow the send
-	lose   func(conv string, seq int64) bool                             // do not deliver
-	cut    int                                                           // cut the connection after so many sends, once
+	silent func(n int) bool                                             // swallow the send
+	lose   func(conv string, seq int64) bool                            // do not deliver
+	cut    int                                                          // cut the connection after so many sends, once
 }
 
 type fakeConv struct {
