@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/bench"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/history"
@@ -221,6 +222,9 @@ func (f *benchFlags) target() (*credential, error) {
 	cred, err := f.credential()
 	if err != nil {
 		return nil, err
+	}
+	if cred.ring == nil && !auth.IsAPIKey(cred.bearer) {
+		return nil, newFailure(exitNotAllowed, "no_key", "bench is many users and needs the keys of a data folder or an API key", "name a file with an API key with --token-file")
 	}
 	gateways := f.gateways
 	if len(gateways) == 0 {
