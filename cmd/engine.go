@@ -215,8 +215,8 @@ func (e *engine) openOps() (stop func(), err error) {
 	}, nil
 }
 
-// hangup lets a lost terminal end the node, and only a terminal: a service
-// that is told to reload has nothing to read again.
+// hangup answers a service manager that wants the configuration read again. On
+// a terminal the signal means something else; see untilSignal.
 func (e *engine) hangup(ctx context.Context) (release func()) {
 	if isTerminal() {
 		return func() {}

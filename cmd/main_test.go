@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,7 +43,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(e.WorkDir+"/tmp", 0o700)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status": cmdStatus, "serving": cmdServing, "fetch": cmdFetch, "occupy": cmdOccupy, "mode": cmdMode, "signal": cmdSignal,
+			"status": cmdStatus, "serving": cmdServing, "fetch": cmdFetch, "occupy": cmdOccupy, "mode": cmdMode, "signal": cmdSignal, "eventually": cmdEventually,
 		},
 	})
 }
@@ -128,4 +129,17 @@ func cmdSignal(ts *testscript.TestScript, _ bool, args []string) {
 	pid, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	ts.Check(syscall.Kill(pid, map[string]syscall.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}[args[1]]))
+}
+
+// eventually PATTERN cmd args... runs a command until its output matches: for
+// what other nodes learn a moment later.
+func cmdEventually(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if ts.Exec(args[1], args[2:]...) == nil && want.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+	}
+	ts.Fatalf("the output never matched %s:\n%s", args[0], ts.ReadFile("stdout"))
 }

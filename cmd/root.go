@@ -23,6 +23,7 @@ type app struct {
 	environ []string
 	out     io.Writer
 	errOut  io.Writer
+	program string // how the process was called; "" in tests
 
 	format  format        // -o
 	timeout time.Duration // --timeout
@@ -42,7 +43,7 @@ func (a *app) printer() printer { return printer{out: a.out, json: a.format == a
 
 // Main runs the command line of the process and returns its exit status.
 func Main() int {
-	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
+	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr, program: os.Args[0]}
 	return a.run(context.Background(), os.Args[1:])
 }
 
@@ -136,13 +137,17 @@ func markRan(c *cobra.Command) {
 	}
 }
 
-// untilSignal is a context that ends at the first SIGINT or SIGTERM. A second
-// one ends the process at once, with status 130. release undoes both.
+// untilSignal is a context that ends at the first SIGINT or SIGTERM, or when
+// the terminal is gone. A second signal ends the process at once, with status
+// 130. release undoes both.
 func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(parent)
 	ch := make(chan os.Signal, 2) // one for each signal that matters
 	done := make(chan struct{})
 	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	if isTerminal() {
+		signal.Notify(ch, syscall.SIGHUP)
+	}
 	go func() {
 		select {
 		case s := <-ch:

@@ -28,6 +28,8 @@ var printsData = map[string][]string{
 	"imd key create":    {"--name", "backend"},
 	"imd key list":      {},
 	"imd key revoke":    {"k"},
+	"imd send":          {"--as", "alice", "--to", "bob", "text"},
+	"imd tail":          {"--as", "alice"},
 	"imd version":       {},
 	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench fanout": {},
 	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
@@ -35,7 +37,7 @@ var printsData = map[string][]string{
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev"}
+var printsNone = []string{"imd serve", "imd dev", "imd chat"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

@@ -126,15 +126,15 @@ const (
 	// overloadGap is a pause without a refusal that starts the count anew; a
 	// client that waits as told always makes one.
 	overloadGap = 600 * time.Millisecond
-	// overloadMost is how long refusals may go on end.
-	overloadMost = 10 * time.Second
+	// overloadTime is how long refusals may go on end.
+	overloadTime = 10 * time.Second
 )
 
-// refused notes a refusal; true = it has gone on for too long.
-func (o *overload) refused(now time.Time) bool {
+// refused notes a refusal; true = they have gone on for most.
+func (o *overload) refused(now time.Time, most time.Duration) bool {
 	if now.Sub(o.last) > overloadGap {
 		o.since = now
 	}
 	o.last = now
-	return now.Sub(o.since) >= overloadMost
+	return now.Sub(o.since) >= most
 }

@@ -386,7 +386,7 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 	c.Listen = ""
 	c.AllowedOrigins = []string{"*", "app.example", "https://a.example/path"}
 	c.TrustedProxies = []string{"proxy.local"}
-	c.MaxConnections = 0
+	c.MaxConnections = -1
 	c.PingInterval = time.Millisecond
 	c.QueueFrames = 1
 	c.Login = LoginConfig{Mode: "newest"}
@@ -468,17 +468,17 @@ func TestLimits(t *testing.T) {
 
 func TestOverload(t *testing.T) {
 	var o overload
-	for d := time.Duration(0); d < overloadMost; d += 100 * time.Millisecond {
-		if o.refused(t0.Add(d)) {
+	for d := time.Duration(0); d < overloadTime; d += 100 * time.Millisecond {
+		if o.refused(t0.Add(d), overloadTime) {
 			t.Fatalf("too long after %v", d)
 		}
 	}
-	if !o.refused(t0.Add(overloadMost)) {
+	if !o.refused(t0.Add(overloadTime), overloadTime) {
 		t.Error("10 s on end are not too long")
 	}
 	o = overload{}
 	for i := range 100 { // a client that waits as told
-		if o.refused(t0.Add(time.Duration(i) * minWait)) {
+		if o.refused(t0.Add(time.Duration(i)*minWait), overloadTime) {
 			t.Fatal("a client that waits as told is closed")
 		}
 	}

@@ -273,11 +273,14 @@ func (q *queue) rest(failed error) {
 	if failed != nil {
 		q.failed = true
 		q.drop()
-		_ = q.conn.Close()
-		if !q.ending {
-			q.ending = true
-			q.run(func() { q.lost(failed) }) // not here: it takes the session's lock
-		}
+		told := q.ending
+		q.ending = true
+		q.run(func() { // not here: lost takes the session's lock
+			if !told {
+				q.lost(failed)
+			}
+			_ = q.conn.Close() // ends the reader, so that it comes last
+		})
 	}
 	if len(q.waiting) == 0 {
 		q.waiting, q.taken = nil, nil // an idle connection keeps no memory

@@ -103,8 +103,8 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 	}
 	s.timer.session = s
 	s.q = queue{
-		cfg:  queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
-		m: g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
+		cfg: queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
+		m:   g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
 	}
 	w.control = s.q.control
 	return s
@@ -238,6 +238,17 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	return nil
 }
 
+// pinged counts a WebSocket ping like a frame; false = above the rate, and it
+// gets no pong.
+func (s *session) pinged() bool {
+	now := time.Now()
+	ok, _ := s.g.limits.frame(now, &s.bucket)
+	if !ok {
+		s.refused(now)
+	}
+	return ok
+}
+
 func (s *session) phaseNow() phase {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,8 +303,8 @@ func (s *session) look() {
 
 // refused notes that a frame was above a rate, and ends who does not stop.
 func (s *session) refused(now time.Time) {
-	if s.over.refused(now) {
-		s.end("rate_limited", "above the rates for 10 s", minWait)
+	if s.over.refused(now, s.g.overloadTime) {
+		s.end("rate_limited", "above the rates for too long", minWait)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -73,3 +74,26 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // Unwrap lets response controllers reach the server's writer.
 func (h *hijacker) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+// notSentLowat is the socket option TCP_NOTSENT_LOWAT, kernelBytes its value.
+const (
+	notSentLowat = 25
+	kernelBytes  = 64 << 10
+)
+
+// keepWaitingHere lets the kernel take no more than it can soon send, so that
+// what waits for a slow client waits in its queue, where it can still become a
+// hint. Where the option does not exist the kernel takes more.
+func keepWaitingHere(c net.Conn) {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return
+	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = rc.Control(func(fd uintptr) {
+		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, notSentLowat, kernelBytes)
+	})
+}

@@ -21,13 +21,13 @@ const (
 	pageOverhead = 160
 )
 
-// sizer measures in one encoding. Entries are bounded from above: it is cheap,
-// and the rest of the answer is then never pushed out.
+// sizer measures in one encoding, each part with what separates it from the
+// next.
 type sizer struct{ json bool }
 
 func (z sizer) entry(e *clientv1.Entry) int {
 	if z.json {
-		return protocol.JSONSizeBound(e) + 1
+		return protocol.Size(protocol.JSON, e) + 1
 	}
 	return protocol.Size(protocol.Proto, e) + 4
 }

@@ -279,9 +279,11 @@ func (m *memStore) SavePositions(_ context.Context, in []store.Position) (out []
 				mem.Read = max(mem.Read, min(p.Read, at.Head))
 				mem.Delivered = max(mem.Delivered, min(max(p.Delivered, p.Read), at.Head))
 			}
-			if at, ok := m.position(p.Conversation, p.User); ok {
-				out = append(out, at)
+			at, ok := m.position(p.Conversation, p.User)
+			if !ok {
+				at = store.Position{Conversation: p.Conversation, User: p.User}
 			}
+			out = append(out, at)
 		}
 		return nil
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // Limits of the positions in memory.
@@ -222,6 +223,9 @@ func (p *positions) read(ctx context.Context, marks []store.Position) (map[membe
 	defer p.mu.Unlock()
 	stand := make(map[memberKey]store.Position, len(got))
 	for _, at := range got {
+		if at.Kind == clientv1.ConversationKind_CONVERSATION_KIND_UNSPECIFIED {
+			continue // no member
+		}
 		k := memberKey{at.Conversation, at.User}
 		merged := p.merge(k, at).at
 		merged.Unread = at.Unread

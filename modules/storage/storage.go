@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,6 +51,7 @@ type Storage struct {
 	now      func() time.Time
 	pings    prometheus.Histogram
 	failures prometheus.Counter
+	sick     atomic.Bool // the last readiness check failed
 
 	messages store.MessageStore // set by Start
 	routes   store.RouteStore
@@ -157,10 +159,15 @@ func (s *Storage) Ready(ctx context.Context) module.Status {
 	err = m.Ping(ctx)
 	s.pings.Observe(time.Since(began).Seconds())
 	if err == nil {
+		if s.sick.Swap(false) {
+			s.deps.Log.Info("message store ready again")
+		}
 		return module.Status{Ready: true}
 	}
 	s.failures.Inc()
-	s.deps.Log.Warn("message store not ready", obs.Took(time.Since(began)), obs.Err(err))
+	if !s.sick.Swap(true) { // checks come every few seconds: only the change is worth a line
+		s.deps.Log.Warn("message store not ready", obs.Took(time.Since(began)), obs.Err(err))
+	}
 	return module.Status{Reason: reason(err)}
 }
 

@@ -59,12 +59,15 @@ func (v *View) With(role string) []Node {
 // Registry registers this process and follows the others. One per process.
 type Registry interface {
 	// Announce sets what the record of this node says. The record is written
-	// now if ctx allows, and kept written for as long as Run runs. It returns
-	// nil once it is written. Errors: the registry is away (the record follows
-	// when it is back), or another live node has the same id.
+	// now if ctx allows, also before Run, and kept written for as long as Run
+	// runs. It returns nil once it is written. Errors: a *TakenError if another
+	// living process has the same id (do not serve), else the registry is away:
+	// the record follows when it is back.
 	Announce(ctx context.Context, n Node) error
 	// Run keeps the lease, repairs the record and follows the others until ctx
-	// is done; then it revokes the lease, within 2 s.
+	// is done; then it revokes the lease, within 2 s, and returns nil. Absence
+	// of the registry does not end it; an error means that it can never come
+	// back within this process.
 	Run(ctx context.Context) error
 }
 
@@ -82,9 +85,10 @@ type WorkerLease interface {
 // WorkerLeaser leases worker numbers.
 type WorkerLeaser interface {
 	// Lease takes a free number that usable accepts, keeping the lease until
-	// ctx ends or Release. usable is asked for each candidate (it looks at the
-	// number's high-water mark). Errors: none is free, or the control plane is
-	// away.
+	// ctx ends or Release. usable is asked for one candidate after the other (it
+	// looks at the number's high-water mark); its error ends the search. Errors:
+	// ErrNoWorker if none is free and usable, that of usable, or the control
+	// plane is away.
 	Lease(ctx context.Context, usable func(ctx context.Context, worker int) (bool, error)) (WorkerLease, error)
 }
 

@@ -76,7 +76,8 @@ type Log interface {
 	//
 	// Errors: ErrUnknownOutcome: run the same batch again, in its place. Others:
 	// nothing was stored; a batch that cannot be stored for what one row contains
-	// is found by splitting it.
+	// is found by splitting it. The rows and what they hold must stay as they are
+	// for good: after an unknown outcome the store may still read them.
 	Append(ctx context.Context, rows []AppendRow) ([]AppendResult, error)
 }
 

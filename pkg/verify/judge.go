@@ -155,6 +155,18 @@ func facts(h *History) RunFacts {
 // seconds turns nanoseconds into seconds, to the millisecond.
 func seconds(ns int64) float64 { return float64(ns/1e6) / 1e3 }
 
+// Idle names the invariants for which the history held nothing to check. Their
+// silence proves nothing.
+func (r *Report) Idle() []string {
+	var ids []string
+	for _, inv := range r.Invariants {
+		if inv.Checked == 0 {
+			ids = append(ids, inv.ID)
+		}
+	}
+	return ids
+}
+
 // Found is the number of violations of all invariants.
 func (r *Report) Found() int {
 	n := 0

@@ -320,24 +320,19 @@ func (m *mutant) lateLeave() string {
 	return m.name(a)
 }
 
-// devices gives the acknowledged sends of each device in each conversation, in
-// the order of their numbers.
+// devices gives what I6 judges: the sends of each device in each conversation.
 func (m *mutant) devices() iter.Seq[[]*send] {
 	return func(yield func([]*send) bool) {
-		all := slices.Collect(m.stored())
-		same := func(a, b *send) int {
-			return cmp.Or(cmp.Compare(a.conv, b.conv), cmp.Compare(a.user, b.user), cmp.Compare(a.device, b.device))
-		}
-		slices.SortFunc(all, func(a, b *send) int { return cmp.Or(same(a, b), cmp.Compare(a.n, b.n)) })
-		for lo := 0; lo < len(all); {
-			hi := lo + 1
-			for hi < len(all) && same(all[lo], all[hi]) == 0 {
-				hi++
+		for _, lane := range m.good.lanes() {
+			var judged []*send
+			for i, s := range lane {
+				if s.row >= 0 && !m.good.gaveUp(lane, i) {
+					judged = append(judged, s)
+				}
 			}
-			if hi-lo > 1 && !yield(all[lo:hi]) {
+			if len(judged) > 1 && !yield(judged) {
 				return
 			}
-			lo = hi
 		}
 	}
 }

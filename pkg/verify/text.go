@@ -36,14 +36,17 @@ func (r *Report) Text(w io.Writer) {
 
 // Verdict is the report in one sentence.
 func (r *Report) Verdict() string {
-	undecided := ""
+	but := ""
 	if r.Counts.Undecided > 0 {
-		undecided = fmt.Sprintf("; %d searches for a linear order ran out of time", r.Counts.Undecided)
+		but = fmt.Sprintf("; %d searches for a linear order ran out of time", r.Counts.Undecided)
+	}
+	if idle := r.Idle(); len(idle) > 0 {
+		but += "; nothing to check for " + strings.Join(idle, ", ")
 	}
 	if r.Good {
-		return fmt.Sprintf("good: no violation in %d records%s", r.Counts.Records, undecided)
+		return fmt.Sprintf("good: no violation in %d records%s", r.Counts.Records, but)
 	}
-	return fmt.Sprintf("bad: %s in %d records%s", violations(r.Found()), r.Counts.Records, undecided)
+	return fmt.Sprintf("bad: %s in %d records%s", violations(r.Found()), r.Counts.Records, but)
 }
 
 func violations(n int) string {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -18,11 +19,13 @@ import (
 const user = 65532
 
 // inside is a shell script that enters the image's root and runs the binary
-// there: $1 the root, $2 the data folder, the rest its arguments.
+// there: $1 the root, $2 the data folder, $3 what to do with it first, the rest
+// the binary's arguments.
 const inside = `
-root=$1 data=$2; shift 2
+root=$1 data=$2 disk=$3; shift 3
 mount --bind "$root" "$root"
 mount --bind "$data" "$root/data"
+eval "$disk"
 mount -o remount,bind,ro "$root"
 exec chroot --userspec=65532:65532 "$root" /imd "$@"`
 
@@ -54,8 +57,11 @@ func unpack(t *testing.T) image {
 }
 
 // command runs the binary in the image with an environment of its own.
-func (im image) command(args ...string) *exec.Cmd {
-	c := exec.Command("unshare", append([]string{"-m", "--propagation", "private", "sh", "-euc", inside, "sh", im.root, im.data}, args...)...)
+func (im image) command(args ...string) *exec.Cmd { return im.on(":", args...) }
+
+// on is command with a script that changes the disk below $data first.
+func (im image) on(disk string, args ...string) *exec.Cmd {
+	c := exec.Command("unshare", append([]string{"-m", "--propagation", "private", "sh", "-euc", inside, "sh", im.root, im.data, disk}, args...)...)
 	c.Env = []string{"PATH=" + os.Getenv("PATH"), "IMD_DATA_DIR=/data", "IMD_GATEWAY_LISTEN=127.0.0.1:0", "IMD_OPS_LISTEN=127.0.0.1:0"}
 	c.Stderr = os.Stderr
 	return c
@@ -117,4 +123,29 @@ func ready(data string, ended <-chan error) error {
 		}
 	}
 	return fmt.Errorf("not ready after %v", testenv.ReadyIn)
+}
+
+// A disk that cannot be written ends the start with one sentence.
+func TestDisk(t *testing.T) {
+	const tmpfs = "mount -t tmpfs -o mode=700,uid=65532,gid=65532,size="
+	tests := []struct{ name, disk, want string }{
+		{"read-only", `mount -o remount,bind,ro "$root/data"`, "is on a read-only file system; choose another with --data-dir"},
+		{"full", tmpfs + `16k tmpfs "$root/data"; head -c 1m /dev/zero > "$root/data/lost+found" 2>/dev/null || true`, "the disk of data folder /data is full"},
+		{"full behind the keys", tmpfs + `1m tmpfs "$root/data"`, "full"},
+		{"somebody else's", `chown 0:0 "$root/data"`, "may not be used by this user"},
+	}
+	im := unpack(t)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := im.on(tt.disk, "serve", "--roles=all")
+			var errOut strings.Builder
+			c.Stderr = &errOut
+			err := c.Run()
+			lines := strings.Split(strings.TrimSpace(errOut.String()), "\n")
+			last := lines[len(lines)-1]
+			if c.ProcessState.ExitCode() != 1 || !strings.HasPrefix(last, "imd: ") || !strings.Contains(last, tt.want) {
+				t.Errorf("serve ended with %v and said\n%s\nwant exit status 1 and %q", err, errOut.String(), tt.want)
+			}
+		})
+	}
 }

@@ -2,6 +2,7 @@ package controltest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/control/controltest"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
@@ -70,6 +72,26 @@ func TestEtcdOverNetwork(t *testing.T) {
 			Open: func(t testing.TB, p controltest.Process) controltest.Plane { return etcd.New(dial(t), fast(p)) },
 		}
 	})
+}
+
+// The end of the embedded server ends Run, so that the node stops.
+func TestRunEndsWithTheServer(t *testing.T) {
+	t.Parallel()
+	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, failed := errors.New("the disk is full"), make(chan error, 1)
+	o := fast(controltest.Process{Cluster: "c", Node: "a", Handle: &control.Handle{}})
+	o.Close, o.Failed = s.Close, failed
+	d := etcd.New(s.Client(), o)
+	failed <- full
+	if err := d.Run(t.Context()); !errors.Is(err, full) {
+		t.Errorf("Run = %v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 var addresses atomic.Int32

@@ -26,8 +26,8 @@ const (
 	startLimit = 10 * time.Second // opening the data and electing itself takes 0.1 s
 	closeLimit = 2 * time.Second
 
-	tick     = 20  // ms
-	election = 200 // ms; a restart waits for one to two of it
+	tick     = 50  // ms
+	election = 250 // ms; a restart waits for one to two of it
 
 	quota       = 256 << 20 // bytes; the memory map is sized by it
 	walSegment  = 8 << 20   // bytes, allocated ahead, two at a time

@@ -32,25 +32,30 @@ func alive(ctx context.Context, n control.Node) bool {
 	return ctx.Err() != nil
 }
 
+// answers asks every address once. The ops listener may be known by a loopback
+// address, so the public one is asked as well.
 func answers(ctx context.Context, n control.Node) bool {
-	ctx, cancel := context.WithTimeout(ctx, probeLimit)
-	defer cancel()
 	for _, address := range []string{n.Ops, n.Public} {
-		if address != "" {
-			return everywhere(address) || answersHTTP(ctx, address, n.BootID)
+		if address != "" && (everywhere(address) || answersHTTP(ctx, address, n.BootID)) {
+			return true
 		}
 	}
-	return n.Internal != "" && (everywhere(n.Internal) || answersTCP(ctx, n.Internal))
+	if n.Ops != "" || n.Public != "" || n.Internal == "" {
+		return false
+	}
+	return everywhere(n.Internal) || answersTCP(ctx, n.Internal)
 }
 
-// answersHTTP asks /livez. An answer with another boot id comes from another
-// process; one without may come from the one that is looked for.
+// answersHTTP asks /livez. An answer without the boot id that is looked for
+// comes from another process.
 func answersHTTP(ctx context.Context, address, boot string) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
 	if err != nil {
 		return false
 	}
-	tr := &http.Transport{Proxy: nil, DisableKeepAlives: true}
+	tr := &http.Transport{DisableKeepAlives: true} // no Proxy: variables of the environment are ignored
 	defer tr.CloseIdleConnections()
 	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
@@ -58,14 +63,12 @@ func answersHTTP(ctx context.Context, address, boot string) bool {
 		return false
 	}
 	defer resp.Body.Close()
-	said := resp.Header.Get(control.BootHeader)
-	if said == "" {
-		return resp.StatusCode < http.StatusInternalServerError
-	}
-	return said == boot
+	return resp.Header.Get(control.BootHeader) == boot
 }
 
 func answersTCP(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {

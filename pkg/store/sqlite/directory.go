@@ -74,16 +74,17 @@ func (s *Store) PutUser(ctx context.Context, id im.UserID) (store.User, error) {
 }
 
 // write runs one statement in a transaction of its own.
-func (s *Store) write(ctx context.Context, op, query string, args ...any) (n int64, err error) {
-	err = s.w.run(ctx, func(t *tx) error {
-		n, err = t.exec(query, args...)
-		t.changed = n > 0
+func (s *Store) write(ctx context.Context, op, query string, args ...any) (int64, error) {
+	var rows int64
+	err := s.w.run(ctx, func(t *tx) error {
+		n, err := t.exec(query, args...)
+		t.changed, rows = n > 0, n
 		return err
 	})
 	if err != nil {
-		n = 0
+		return 0, fault(op, err)
 	}
-	return n, fault(op, err)
+	return rows, nil
 }
 
 // SetDisabled is store.Directory's.

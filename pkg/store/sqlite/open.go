@@ -208,11 +208,11 @@ func (w *writer) check(ctx context.Context, o Options) error {
 		o.Log.Info("large database not checked after an unclean stop", zap.Int64("bytes", size))
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	bounded, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
 	var verdict string
-	err := w.c.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict)
-	if errors.Is(err, context.DeadlineExceeded) {
+	err := w.c.QueryRowContext(bounded, `PRAGMA quick_check(1)`).Scan(&verdict)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		o.Log.Warn("check of the database after an unclean stop took too long and was left")
 		return nil
 	}

@@ -123,7 +123,7 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 		return t.put(c, user, &next)
 	})
 	if err != nil {
-		start = 0
+		return 0, fault(op, err)
 	}
-	return start, fault(op, err)
+	return start, nil
 }

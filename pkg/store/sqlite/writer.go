@@ -45,7 +45,8 @@ type tx struct {
 
 // run gives fn a transaction and commits it if fn changed something. fn's error
 // undoes everything and is returned. When ctx is done first, run returns and
-// the transaction goes on behind it: fn must not share what its caller changes.
+// the transaction goes on behind it: what fn writes may be read only after a
+// run without error.
 //
 // Errors: those of fn; of ctx before the transaction has begun; ErrUnknownOutcome.
 func (w *writer) run(ctx context.Context, fn func(*tx) error) error {

@@ -184,6 +184,7 @@ func (g *generator) fault(t int64) *[2]int64 {
 // lane is a device's place in a conversation; its sends commit in order.
 type lane struct {
 	n, commit int64
+	free      int64 // until then it waits to repeat a send
 }
 
 // write lets devices send.
@@ -208,7 +209,7 @@ func (g *generator) write() {
 		}
 		u := g.users[c.members[g.IntN(len(c.members))]]
 		m := &message{conv: ci, sender: u.id, device: u.devices[g.IntN(len(u.devices))], cmid: fmt.Sprintf("%016x-%d", g.Uint64(), i),
-			hash: fmt.Sprintf("h%015x", g.Uint64()>>4), invoked: t, entry: "message"}
+			hash: fmt.Sprintf("h%015x", g.Uint64()>>4), entry: "message"}
 		at := c.id + " " + m.sender + " " + m.device
 		l := lanes[at]
 		if l == nil {
@@ -216,7 +217,7 @@ func (g *generator) write() {
 			lanes[at] = l
 		}
 		l.n++
-		m.n = l.n
+		m.n, m.invoked = l.n, max(t, l.free)
 		g.fate(m, l)
 		g.sends, c.log = append(g.sends, m), append(c.log, m)
 	}
@@ -245,7 +246,7 @@ func (g *generator) fate(m *message, l *lane) {
 		m.answered = m.commit + g.between(ms, 40*ms)
 	}
 	m.answered = max(m.answered, m.commit+ms)
-	l.commit = m.commit
+	l.commit, l.free = m.commit, max(l.free, m.again+1)
 }
 
 // change lets a member leave, or one who was not there yet come.
