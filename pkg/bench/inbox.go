@@ -172,7 +172,7 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 	cv, h := b.conv([]byte(id)), b.d.h
 	h.rec.head(id, a.seq)
 	m := &clientv1.Entry{Seq: a.seq, PrevSeq: a.prev, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, MessageId: a.mid, Sender: b.d.user}
-	if a.prev <= cv.tl.Have() {
+	if cv.tl.Known() && a.prev <= cv.tl.Have() {
 		h.lean = lean{m, nil, p.hash}
 	} else {
 		m.Content = &clientv1.Content{Value: &clientv1.Content_Text{Text: string(b.d.out.text(p))}}
