@@ -73,7 +73,7 @@ func (e *engine) serve(ctx context.Context) (err error) {
 	if err := e.assemble(); err != nil {
 		return err
 	}
-	return e.live(ctx)
+	return ownFailure(e.live(ctx))
 }
 
 // checkKeys refuses the development key where others could use it.
