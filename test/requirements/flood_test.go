@@ -31,14 +31,16 @@ func TestR44HostileFramesEndAlone(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	rss := n.Resident()
-	endless := append([]byte{0x81, 0xff}, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 'x')
-	var fragments, pongs []byte
-	fragments = wsFrame(false, 1, []byte("{"))
-	for range 100_000 {
+	endless := append([]byte{0x81, 0xff}, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0)
+	endless = append(endless, make([]byte, protocol.MaxTextEnvelope+1)...)
+	fragments := wsFrame(false, 1, []byte("{"))
+	for range protocol.MaxTextEnvelope + 1 {
 		fragments = append(fragments, wsFrame(false, 0, []byte(" "))...)
 	}
-	for range 40_000 {
-		pongs = append(pongs, wsFrame(true, 1, []byte(`{"id":5,"history":{"conversationId":"g_1"}}`))...)
+	var flood, pings []byte // of 100 ms
+	for range 100 {
+		pings = append(pings, wsFrame(true, 9, []byte("x"))...)
+		flood = append(flood, wsFrame(true, 1, []byte(`{"id":5,"history":{"conversationId":"g_1"}}`))...)
 	}
 	over := wsFrame(true, 1, []byte(strings.Repeat(" ", protocol.MaxTextEnvelope+1)))
 	deflated := wsFrame(true, 1, []byte(strings.Repeat("\x00", 1000)))
@@ -54,7 +56,8 @@ func TestR44HostileFramesEndAlone(t *testing.T) {
 		{"what says it is compressed", deflated, []int{1002, 0}},
 		{"a control frame too long", wsFrame(true, 9, make([]byte, 126)), []int{1002, 0}},
 		{"deep nesting", wsFrame(true, 1, []byte(`{"x":`+strings.Repeat("[", 100_000))), []int{4500}},
-		{"a flood", pongs, []int{4004, 0}},
+		{"a flood of requests", flood, []int{4004, 0}},
+		{"a flood of pings", pings, []int{4004, 0}},
 	}
 	var wg sync.WaitGroup
 	began := time.Now()
@@ -62,7 +65,11 @@ func TestR44HostileFramesEndAlone(t *testing.T) {
 		k := kinds[i%len(kinds)]
 		c := rawUpgrade(t, n, token)
 		wg.Go(func() {
-			go func() { _, _ = c.Write(k.write) }()
+			go func() {
+				for _, err := c.Write(k.write); err == nil && strings.HasPrefix(k.name, "a flood"); _, err = c.Write(k.write) {
+					time.Sleep(100 * time.Millisecond)
+				}
+			}()
 			if got := c.closeCode(25 * time.Second); !slices.Contains(k.codes, got) {
 				t.Errorf("%s closes with %d, want one of %v", k.name, got, k.codes)
 			}

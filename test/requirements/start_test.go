@@ -15,9 +15,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/gen/imdv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -100,7 +102,7 @@ func TestR50PortsInUse(t *testing.T) {
 			if status := n.Wait(5 * time.Second); status == 0 || !strings.Contains(n.Log(), taken) || !strings.Contains(n.Log(), key) {
 				t.Errorf("status %d: %s", status, n.Log())
 			}
-			if strings.Contains(n.Log(), "ready") || worker(n.Log()) != "" {
+			if strings.Contains(n.Log(), `"msg":"ready"`) || worker(n.Log()) != "" {
 				t.Errorf("something was started: %s", n.Log())
 			}
 			ln.Close()
@@ -313,8 +315,19 @@ func TestR54UnknownPartsOfTheProtocol(t *testing.T) {
 		}
 		wantClosed(t, c, 4506, testenv.Patience)
 	}
-	if status, text := rawPost(t, n, "imd.v1.MessageService/Send", n.Token("ann"), "application/json",
-		[]byte(`{"toUser":"bob","clientMessageId":"`+uuid.NewString()+`","later":1,"content":{"text":"x"}}`)); status != 200 {
-		t.Errorf("an unknown field over HTTP: %d %s", status, text)
+	// Over HTTP a field of JSON that is not known is refused by name, because a
+	// misspelt as_user must not make the system act; protobuf is ignored as ever.
+	body := `{"toUser":"bob","clientMessageId":"` + uuid.NewString() + `","later":1,"content":{"text":"x"}}`
+	if status, text := rawPost(t, n, "imd.v1.MessageService/Send", n.Token("ann"), "application/json", []byte(body)); status != 400 || !strings.Contains(text, "later") {
+		t.Errorf("an unknown field of JSON over HTTP: %d %s", status, text)
+	}
+	req := &imdv1.SendRequest{To: &imdv1.SendRequest_ToUser{ToUser: "bob"}, ClientMessageId: uuid.NewString(), Content: testenv.Text("x")}
+	req.ProtoReflect().SetUnknown([]byte{0xfa, 0x7f, 1, 'x'})
+	data, err := proto.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, text := rawPost(t, n, "imd.v1.MessageService/Send", n.Token("ann"), "application/proto", data); status != 200 {
+		t.Errorf("an unknown field of protobuf over HTTP: %d %s", status, text)
 	}
 }
