@@ -276,6 +276,22 @@ func TestSyncOverSeveralPages(t *testing.T) {
 	})
 }
 
+// A server that cannot answer a sync now is asked again on the same session: a
+// client that came back instead would keep a storm of them going.
+func TestRefusedSyncIsAskedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "x")
+		f.refuseSyncs = 3
+		if got := len(connect(t, f.options("alice")).Conversations()); got != 1 {
+			t.Errorf("%d conversations, want 1", got)
+		}
+		if f.dials != 1 {
+			t.Errorf("%d connections, want 1", f.dials)
+		}
+	})
+}
+
 // A conversation that is new begins with its first message, however many come
 // before the client knows it.
 func TestNewConversationBeginsWithItsFirstMessage(t *testing.T) {

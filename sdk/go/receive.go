@@ -218,7 +218,7 @@ const syncPause = 200 * time.Millisecond
 func (c *Client) sync(s *session, now time.Time) {
 	c.syncAgain = false
 	c.syncAt = now.Add(syncPause)
-	s.syncing = true
+	s.syncing, s.syncRetry = true, time.Time{}
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
@@ -230,6 +230,14 @@ func (c *Client) sync(s *session, now time.Time) {
 	}
 	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: f}}, func(_ *clientv1.ServerFrame, err error) {
 		if err == nil || errors.Is(err, errMoved) {
+			return
+		}
+		// Refused for now: the session stays, or many clients that come back at
+		// once would come back again and again.
+		var e *Error
+		if errors.As(err, &e) && e.Retryable && e.CloseCode == 0 {
+			s.syncRetry = time.Now().Add(e.RetryAfter + backoff(s.syncTries, 0))
+			s.syncTries++
 			return
 		}
 		// Without a sync there is no session worth having.
@@ -262,7 +270,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 			c.full[st.ConversationId] = true
 		}
 	}
-	c.syncToken = r.SyncToken
+	c.syncToken, s.syncTries = r.SyncToken, 0
 	if r.More {
 		c.sync(s, now)
 		return
