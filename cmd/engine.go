@@ -44,6 +44,7 @@ type engine struct {
 
 	mu     sync.Mutex
 	points datadir.Endpoints
+	stop   context.CancelFunc // ends live in order; nil before
 }
 
 // serve runs the node until a signal or a failure. Before it opens anything it
@@ -131,12 +132,12 @@ func (e *engine) assemble() error {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
 	ctl, peers := &control.Handle{}, peer.NewSet(id, e.log)
-	admin.New(admin.Deps{Node: id, View: ctl.View, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
+	admin.New(admin.Deps{Node: id, Control: ctl, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Reg: e.reg, Config: e.cfg.values.Decode, Control: ctl, Store: &store.Handle{},
 		Peers: peers, Ready: e.ready, Keys: e.keys(),
-		MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
+		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	var err error
 	e.node, err = module.New(e.cfg.chosen, module.Options{
@@ -165,6 +166,11 @@ func (e *engine) live(parent context.Context) error {
 		e.pulse.Stopping(e.cfg.node.Grace)
 	})
 	defer release()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	e.mu.Lock()
+	e.stop = stop
+	e.mu.Unlock()
 	defer e.hangup(ctx)()
 	stopOps, err := e.openOps()
 	if err != nil {
@@ -187,6 +193,18 @@ func (e *engine) live(parent context.Context) error {
 		e.log.Info("stopped")
 	}
 	return err
+}
+
+// stopNow stops the node in order, as a signal does.
+func (e *engine) stopNow(reason string) {
+	e.mu.Lock()
+	stop := e.stop
+	e.mu.Unlock()
+	e.log.Info("stopping", zap.String("reason", reason), zap.Duration("grace", e.cfg.node.Grace))
+	e.pulse.Stopping(e.cfg.node.Grace)
+	if stop != nil {
+		stop()
+	}
 }
 
 // openOps binds the ops listener and serves it until the returned function is

@@ -12,6 +12,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 )
@@ -29,6 +30,7 @@ type Deps struct {
 	DataDir string
 	Handle  *control.Handle
 	Log     *zap.Logger
+	Stop    func(reason string) // stops this process in order
 }
 
 // ControlPlane is the control plane of one node.
@@ -39,6 +41,8 @@ type ControlPlane struct {
 	mu    sync.Mutex
 	plane Plane        // nil before Start and after Close
 	node  control.Node // announced last
+
+	relay *relay.Client // nil unless the node gets the records from others
 }
 
 var _ module.Announcer = (*ControlPlane)(nil)
@@ -51,9 +55,12 @@ func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps
 // anything was, and becomes ready when etcd is there. Endpoints that refuse the
 // node's name or certificate do fail it.
 func (c *ControlPlane) Start(ctx context.Context) error {
-	p, err := c.Open(ctx, OpenOptions{
-		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Log: c.Log,
-	})
+	o := OpenOptions{Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Drain: c.drain, Log: c.Log}
+	if c.cfg.Watch == Relayed {
+		c.relay = relay.NewClient(c.Node, c.Handle.View, c.secret)
+		o.Upstream = c.relay
+	}
+	p, err := c.Open(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -64,7 +71,27 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.plane = p
 	c.mu.Unlock()
 	c.Handle.SetWorkers(p)
+	c.Handle.SetOperator(p)
 	return nil
+}
+
+// drain obeys an operator.
+func (c *ControlPlane) drain(reason string) {
+	c.Log.Info("an operator wants this node to stop", zap.String("reason", reason))
+	c.Stop(reason)
+}
+
+// source is what other nodes are answered from.
+func (c *ControlPlane) source() (relay.Source, bool) {
+	p, ok := c.opened()
+	return p, ok
+}
+
+func (c *ControlPlane) secret() string {
+	if p, ok := c.opened(); ok {
+		return p.Secret()
+	}
+	return ""
 }
 
 // load reads the cluster. The embedded server has just started and must answer;
@@ -98,6 +125,7 @@ func (c *ControlPlane) load(ctx context.Context, p Plane) error {
 // living process has the node's id.
 func (c *ControlPlane) Announce(ctx context.Context, n control.Node) error {
 	n.Zone, n.Weight = c.cfg.Zone, c.cfg.Weight
+	n.Relay = c.cfg.Watch == Direct && len(c.cfg.Endpoints) > 0
 	p, ok := c.opened()
 	if !ok {
 		return errors.New("controlplane: not started")
@@ -115,7 +143,13 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 	if !ok {
 		return errors.New("controlplane: not started")
 	}
-	return p.Run(ctx)
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	wg.Go(func() { c.tell(ctx) })
+	err := p.Run(ctx)
+	cancel()
+	wg.Wait()
+	return err
 }
 
 // Drain has nothing to do: Run gives up the lease when it ends, which is after
@@ -128,6 +162,9 @@ func (c *ControlPlane) Close() error {
 	p := c.plane
 	c.plane = nil
 	c.mu.Unlock()
+	if c.relay != nil {
+		c.relay.Close()
+	}
 	if p == nil {
 		return nil
 	}
@@ -155,6 +192,12 @@ func (c *ControlPlane) stats() (control.Stats, bool) {
 	return p.Stats(), true
 }
 
+// cordon is why an operator keeps new work away from this node; "" = nobody does.
+func (c *ControlPlane) cordon() string {
+	n, _ := c.Handle.View().Node(c.Node)
+	return n.Cordon
+}
+
 // ready is the readiness check. A node that has seen the cluster never becomes
 // unready by the absence of etcd: it serves from what it last knew.
 func (c *ControlPlane) ready(context.Context) module.Status {
@@ -171,6 +214,8 @@ func (c *ControlPlane) ready(context.Context) module.Status {
 	case view.Stale:
 		return module.Status{Ready: true, Degraded: true,
 			Reason: fmt.Sprintf("etcd has not answered for %v; serving from the last view", time.Since(s.Heard).Round(time.Second))}
+	case c.record().State == control.Serving && c.cordon() != "":
+		return module.Status{Reason: "an operator keeps new work away: " + c.cordon()}
 	case !s.Registered && c.record().ID != "":
 		return module.Status{Ready: true, Degraded: true, Reason: "this node is not registered at the moment"}
 	}

@@ -3,6 +3,8 @@ package controlplane_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // open is the composition of the drivers, as the command makes it.
 func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
-		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Log: o.Log,
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Drain: o.Drain, Upstream: o.Upstream, Log: o.Log, Patience: time.Second,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: time.Second,
 	}
 	if len(o.Config.Endpoints) == 0 {
@@ -53,6 +55,8 @@ type running struct {
 	handle *control.Handle
 	ready  *module.Ready
 	reg    *prometheus.Registry
+	ops    string      // where its ops listener is
+	told   chan string // why it was told to stop
 	stop   func() error
 }
 
@@ -64,10 +68,14 @@ func start(t *testing.T, id im.NodeID, set func(*controlplane.Config)) *running 
 // startIn starts the module on a data folder.
 func startIn(t *testing.T, id im.NodeID, dir string, set func(*controlplane.Config)) *running {
 	t.Helper()
-	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry()}
+	mux := http.NewServeMux()
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry(), ops: srv.Listener.Addr().String(), told: make(chan string, 2)}
 	m, err := controlplane.Spec(open).New(&module.Env{
 		Node: id, DataDir: dir, Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready,
-		Config: func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
+		Config:   func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
+		MountOps: mux.Handle, Stop: func(reason string) { r.told <- reason },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -260,6 +268,83 @@ func TestStartWithoutEtcd(t *testing.T) {
 	eventually(t, "a is fine again", func() bool { s := a.status(t); return s.Ready && !s.Degraded })
 }
 
+// Orders reach any node through the registry: a cordoned one is not ready, one
+// that is told to stop does, and only the process that was meant.
+func TestOrders(t *testing.T) {
+	r := start(t, "n1", func(*controlplane.Config) {})
+	r.serve(t, control.Node{ID: "n1", BootID: "b1", Roles: []string{"state"}, State: control.Serving})
+	op := r.handle.Operator()
+	if err := op.Cordon(t.Context(), "n1", "broken disk"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "n1 is not ready", func() bool { s := r.status(t); return !s.Ready && strings.Contains(s.Reason, "broken disk") })
+	if n := r.handle.View().With("state"); len(n) != 0 {
+		t.Errorf("new work goes to %+v", n)
+	}
+	if err := op.Uncordon(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "n1 is ready again", func() bool { return r.status(t).Ready && len(r.handle.View().With("state")) == 1 })
+	if l := op.Leases(t.Context())["n1"]; l.TTL != 2*time.Second || l.Left > l.TTL {
+		t.Errorf("its lease has %+v", l)
+	}
+	for _, boot := range []string{"b0", "b1"} {
+		if err := op.Drain(t.Context(), "n1", boot, "for "+boot); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-r.told; got != "for b1" {
+		t.Errorf("told to stop %s", got)
+	}
+}
+
+// A node that gets the records from another one sees what a watcher sees, goes
+// to etcd when that one is gone, and comes back to the next one.
+func TestRelayed(t *testing.T) {
+	address := fmt.Sprintf("127.9.%d.202:2379", os.Getpid()&255)
+	s, err := embedded.Start(context.Background(), t.TempDir(), zap.NewNop(), embedded.Listen(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	direct := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
+	relayed := func(c *controlplane.Config) { direct(c); c.Watch = controlplane.Relayed }
+	serve := func(r *running, id string) {
+		r.serve(t, control.Node{ID: im.NodeID(id), BootID: id + "1", Roles: []string{"state"}, State: control.Serving, Ops: r.ops})
+	}
+	a := start(t, "a", direct)
+	serve(a, "a")
+	b := start(t, "b", relayed)
+	serve(b, "b")
+	eventually(t, "b sees both", func() bool { return len(b.handle.View().With("state")) == 2 })
+	if n, _ := b.handle.View().Node("a"); !n.Relay {
+		t.Error("a does not say that it hands the registry on")
+	}
+	c := start(t, "c", direct)
+	serve(c, "c")
+	eventually(t, "b learns of c", func() bool { _, ok := b.handle.View().Node("c"); return ok })
+	// Without the secret nobody is answered.
+	res, err := http.Post("http://"+a.ops+"/imd.internal.v1.RelayService/Changes", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a stranger is answered with %d", res.StatusCode)
+	}
+	for _, r := range []*running{a, c} {
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := start(t, "d", relayed) // nobody hands the registry on now
+	serve(d, "d")
+	eventually(t, "b and d find each other in etcd", func() bool { _, ok := b.handle.View().Node("d"); return ok })
+	if b.handle.View().Stale || d.handle.View().Stale {
+		t.Error("stale although etcd answers")
+	}
+}
+
 func TestValidate(t *testing.T) {
 	tests := []struct {
 		name string
@@ -281,6 +366,8 @@ func TestValidate(t *testing.T) {
 		{name: "a key alone", set: func(c *controlplane.Config) {
 			c.Endpoints, c.TLS.KeyFile = []string{"https://a:1"}, "key.pem"
 		}, want: "controlplane.tls.cert_file"},
+		{name: "an unknown way to watch", set: func(c *controlplane.Config) { c.Watch = "no" }, want: "controlplane.watch"},
+		{name: "relays of nothing", set: func(c *controlplane.Config) { c.Watch = controlplane.Relayed }, want: "controlplane.watch"},
 		{name: "members of nothing", set: func(c *controlplane.Config) { c.FollowMembers = true }, want: "controlplane.follow_members"},
 		{name: "TLS without https", set: func(c *controlplane.Config) { c.TLS.CAFile = "ca.pem" }, want: "controlplane.tls"},
 	}

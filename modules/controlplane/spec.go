@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 )
@@ -14,6 +15,10 @@ import (
 type Plane interface {
 	control.Registry
 	control.WorkerLeaser
+	control.Operator
+	control.Feed
+	// Secret is what the nodes of the cluster show each other; "" = not known yet.
+	Secret() string
 	// Load reads the cluster once and publishes it, before Run. An error means
 	// that the control plane cannot be reached; trying again may help.
 	Load(ctx context.Context) error
@@ -29,7 +34,12 @@ type OpenOptions struct {
 	Node    im.NodeID
 	DataDir string              // absolute; the embedded server keeps its data below
 	Publish func(*control.View) // gets each new view
-	Log     *zap.Logger
+	// Drain is called once if an operator orders this process to stop.
+	Drain func(reason string)
+	// Upstream gives the records in place of etcd as long as it does; nil = etcd
+	// is followed.
+	Upstream control.Feed
+	Log      *zap.Logger
 }
 
 // Opener opens a control plane: the embedded server if there are no endpoints,
@@ -47,8 +57,11 @@ func Spec(open Opener) module.Spec {
 				return nil, err
 			}
 			c := New(cfg, Deps{
-				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Log: env.Log,
+				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Log: env.Log, Stop: env.Stop,
 			})
+			if len(cfg.Endpoints) > 0 {
+				relay.NewServer(c.source, env.Log.Named("relay")).Mount(env.MountOps, env.Reg)
+			}
 			env.Reg.MustRegister(newCollector(c.stats, env.Control.View, c.record))
 			env.Ready.Add("controlplane", c.ready)
 			return c, nil

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"connectrpc.com/connect/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -17,7 +18,7 @@ import (
 // Deps are what the services work with.
 type Deps struct {
 	Node      im.NodeID // this node
-	View      func() *control.View
+	Control   *control.Handle
 	Directory internalv1connect.DirectoryServiceClient
 	// Limits is the gateway's LimitService; nil = not served.
 	Limits adminv1connect.LimitServiceHandler
@@ -38,8 +39,11 @@ func New(d Deps) *Admin {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
-	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg)})}
+	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{
+		Log: d.Log, Metrics: rpc.NewMetrics(d.Reg), Timeout: func(connect.Spec) time.Duration { return maxWait + 5*time.Second },
+	})}
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
+	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
 	if d.Limits != nil {
 		adminv1connect.RegisterLimitServiceHandler(a.srv.Connect(), d.Limits)

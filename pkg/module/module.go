@@ -69,6 +69,8 @@ type Env struct {
 	MountOps    func(pattern string, h http.Handler)
 	// PublicHandler is everything mounted with MountPublic; the gateway serves it.
 	PublicHandler func() http.Handler
+	// Stop stops the process in order, as SIGTERM does. It returns at once.
+	Stop func(reason string)
 	// Announce lets a module publish the address it bound, as "public", "ops" or
 	// "internal"; it goes into endpoints.json and the registration.
 	Announce func(name, address string)

@@ -31,7 +31,8 @@ type discoverer struct {
 	cluster  uint64
 	todo     []control.Node // to be probed
 	until    time.Time
-	dirty    bool // the file is older than the list
+	dirty    bool   // the file is older than the list
+	secret   string // kept in the file
 }
 
 func newDiscoverer(self im.NodeID, publish func(*control.View), file *snapshotFile, log *zap.Logger) *discoverer {
@@ -76,12 +77,27 @@ func (d *discoverer) recall() (revision int64, cluster uint64, ok bool) {
 	nodes := s.nodes()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.revision, d.cluster, d.stale = s.Revision, s.EtcdCluster, true
+	d.revision, d.cluster, d.stale, d.secret = s.Revision, s.EtcdCluster, true, s.Secret
 	d.take(discoveryEvent{at: time.Now(), known: &nodes})
 	d.show()
 	d.log.Warn("etcd cannot be reached; beginning with the nodes known before", zap.Int("nodes", len(nodes)),
 		zap.Int64("rev", s.Revision), zap.Time("saved", s.Saved))
 	return s.Revision, s.EtcdCluster, true
+}
+
+// learned keeps the secret of the cluster with the list.
+func (d *discoverer) learned(secret string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dirty = d.dirty || secret != d.secret
+	d.secret = secret
+}
+
+// learnedBefore is the secret that recall found.
+func (d *discoverer) learnedBefore() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.secret
 }
 
 // take feeds the state machine and tells whether the list changed. The caller
@@ -192,6 +208,7 @@ func (d *discoverer) save() {
 	}
 	d.dirty = false
 	s := snapshotOf(d.state.view(), d.revision, d.cluster)
+	s.Secret = d.secret
 	d.mu.Unlock()
 	if err := d.file.write(s); err != nil {
 		d.log.Warn("the list of nodes could not be written to disk; a start without etcd would not know it", zap.Error(err))

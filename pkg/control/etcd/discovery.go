@@ -311,11 +311,12 @@ type flatNode struct {
 	state                 control.State
 	standing              control.Standing
 	weight, conns         int
-	relay, cordoned       bool
+	relay                 bool
+	cordon                string
 }
 
 func flat(n control.Node) flatNode {
-	return flatNode{n.ID, n.BootID, n.Version, n.Zone, n.Public, n.Ops, n.Internal, n.State, n.Standing, n.Weight, n.MaxConns, n.Relay, n.Cordoned}
+	return flatNode{n.ID, n.BootID, n.Version, n.Zone, n.Public, n.Ops, n.Internal, n.State, n.Standing, n.Weight, n.MaxConns, n.Relay, n.Cordon}
 }
 
 // soonest is the earlier of two times; zero = never.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -36,6 +37,12 @@ type Options struct {
 	// LastKnown is the file that keeps the last good list of nodes, for a start
 	// without etcd; "" = it is not kept.
 	LastKnown string
+	// Drain is called once if an operator orders this process to stop; it must not
+	// block. nil = such orders are ignored.
+	Drain func(reason string)
+	// Upstream gives the records in place of etcd, as long as it does; nil = etcd
+	// is followed.
+	Upstream control.Feed
 	// StartJitter bounds the pause before the first registration, so that many
 	// nodes that start together come one by one. 0 = none.
 	StartJitter time.Duration
@@ -51,6 +58,7 @@ type Options struct {
 	Stale       time.Duration // silence that means a dead watch; 15 s
 	Reconcile   time.Duration // between checks of the view; 60 s
 	Probe       time.Duration // between probes of endpoints; 5 s
+	Patience    time.Duration // with an Upstream that fails; 10 to 15 s
 }
 
 // timing fills in the usual periods.
@@ -61,7 +69,7 @@ func (o Options) timing() timing {
 		from time.Duration
 	}{
 		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
-		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.start, o.StartJitter},
+		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.patience, o.Patience}, {&t.start, o.StartJitter},
 	} {
 		if f.from > 0 {
 			*f.to = f.from
@@ -77,24 +85,31 @@ func (o Options) timing() timing {
 type Driver struct {
 	opts       Options
 	timing     timing
+	root       string // of all keys
 	client     *clientv3.Client
 	registrar  *registrar
 	follower   *follower
 	discoverer *discoverer
 	leaser     *leaser
+	feed       *feed
+	secret     atomic.Pointer[string]  // what nodes show each other; nil = not known
+	latest     atomic.Pointer[replica] // copy of the registry; nil = none
+	drain      sync.Once               // an order to stop is obeyed once
 	once       sync.Once
 }
 
 var (
 	_ control.Registry     = (*Driver)(nil)
 	_ control.WorkerLeaser = (*Driver)(nil)
+	_ control.Operator     = (*Driver)(nil)
+	_ control.Feed         = (*Driver)(nil)
 )
 
 // New makes a driver; it makes no call. The driver owns the client.
 func New(client *clientv3.Client, o Options) *Driver {
 	t := o.timing()
 	root := "/imd/" + o.Cluster + "/"
-	d := &Driver{opts: o, timing: t, client: client}
+	d := &Driver{opts: o, timing: t, root: root, client: client}
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
 	var file *snapshotFile
 	if o.LastKnown != "" {
@@ -102,10 +117,64 @@ func New(client *clientv3.Client, o Options) *Driver {
 	}
 	d.discoverer = newDiscoverer(o.Node, o.Publish, file, o.Log)
 	d.follower = newFollower(client, root+"nodes/", t, o.Log)
-	d.follower.noticed, d.follower.away = d.registrar.noticed, d.discoverer.away
-	d.follower.listed = func(r replica) { d.discoverer.listed(r.nodes(), r.rev, r.cluster) }
+	d.follower.upstream = o.Upstream
+	d.follower.noticed, d.follower.away, d.follower.listed = d.registrar.noticed, d.away, d.listed
+	d.feed = newFeed(root + "nodes/")
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
 	return d
+}
+
+// listed takes in a new copy of the registry.
+func (d *Driver) listed(r replica, direct bool) {
+	d.latest.Store(&r)
+	d.discoverer.listed(r.nodes(), r.rev, r.cluster)
+	if direct {
+		d.feed.offer(r)
+	} else {
+		d.feed.withdraw()
+	}
+	d.obey(r)
+}
+
+// away takes in that etcd cannot be reached.
+func (d *Driver) away() {
+	d.feed.withdraw()
+	d.discoverer.away()
+}
+
+// copied is the latest copy of the registry.
+func (d *Driver) copied() replica {
+	if r := d.latest.Load(); r != nil {
+		return *r
+	}
+	return replica{}
+}
+
+// Changes answers another process from the copy of this one; see control.Feed.
+// It fails while this process does not follow etcd itself.
+func (d *Driver) Changes(ctx context.Context, at control.Cursor, wait time.Duration) (control.Batch, error) {
+	return d.feed.Changes(ctx, at, wait)
+}
+
+// Secret is what nodes of this cluster show each other; "" = not known yet.
+func (d *Driver) Secret() string {
+	if s := d.secret.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+// learn reads the secret, until it is known or ctx is done.
+func (d *Driver) learn(ctx context.Context) {
+	for attempt := 0; ctx.Err() == nil; attempt++ {
+		s, err := shared(ctx, d.client, d.root+"secret")
+		if err == nil {
+			d.secret.Store(&s)
+			d.discoverer.learned(s)
+			return
+		}
+		_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
+	}
 }
 
 // Load reads the cluster once and publishes it. Call it before Run. If etcd
@@ -126,6 +195,9 @@ func (d *Driver) Load(ctx context.Context) error {
 	rev, cluster, known := d.discoverer.recall()
 	if known {
 		d.follower.cur = replica{rev: rev, cluster: cluster}
+		if s := d.discoverer.learnedBefore(); s != "" {
+			d.secret.Store(&s)
+		}
 	}
 	return &control.AwayError{At: at, Known: known, Err: err}
 }
@@ -146,6 +218,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	wg.Go(func() { d.registrar.run(ctx) })
 	wg.Go(func() { d.follower.run(ctx) })
 	wg.Go(func() { d.discoverer.run(ctx) })
+	wg.Go(func() { d.learn(ctx) })
 	if h := d.opts.Health; h != nil {
 		p := newProber(h, d.client, d.opts.FollowMembers, d.timing.probe, d.opts.Log)
 		wg.Go(func() { p.run(ctx) })
@@ -183,6 +256,7 @@ func (d *Driver) Stats() control.Stats {
 func (d *Driver) Close() error {
 	var err error
 	d.once.Do(func() {
+		d.feed.withdraw()
 		d.registrar.close()
 		d.leaser.close()
 		if d.opts.Close != nil {

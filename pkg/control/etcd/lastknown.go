@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 )
 
 // saveEvery is the least time between two writes of the list.
@@ -26,19 +27,22 @@ type snapshot struct {
 	Revision    int64          `json:"revision,string"`
 	Saved       time.Time      `json:"saved"`
 	Nodes       []control.Node `json:"nodes"`
-	Cordoned    []string       `json:"cordoned,omitempty"`
+	// Cordons are the reasons why operators keep work away from nodes.
+	Cordons map[im.NodeID]string `json:"cordons,omitempty"`
+	// Secret is what nodes show each other.
+	Secret string `json:"secret,omitempty"`
 }
 
 // snapshotOf is a list without the nodes that have not answered.
 func snapshotOf(nodes []control.Node, revision int64, cluster uint64) snapshot {
-	s := snapshot{EtcdCluster: cluster, Revision: revision, Saved: time.Now().UTC()}
+	s := snapshot{EtcdCluster: cluster, Revision: revision, Saved: time.Now().UTC(), Cordons: map[im.NodeID]string{}}
 	for _, n := range nodes {
 		if n.Standing == control.Suspect {
 			continue
 		}
 		s.Nodes = append(s.Nodes, n)
-		if n.Cordoned {
-			s.Cordoned = append(s.Cordoned, string(n.ID))
+		if n.Cordon != "" {
+			s.Cordons[n.ID] = n.Cordon
 		}
 	}
 	return s
@@ -46,13 +50,9 @@ func snapshotOf(nodes []control.Node, revision int64, cluster uint64) snapshot {
 
 // nodes are those of the list, with the operator's marks.
 func (s snapshot) nodes() []control.Node {
-	cordoned := map[string]bool{}
-	for _, id := range s.Cordoned {
-		cordoned[id] = true
-	}
 	out := make([]control.Node, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
-		n.Cordoned = cordoned[string(n.ID)]
+		n.Cordon = s.Cordons[n.ID]
 		out = append(out, n)
 	}
 	return out

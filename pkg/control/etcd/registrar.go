@@ -210,6 +210,13 @@ func (r *registrar) poke() {
 // key is where the record stands. The caller holds mu.
 func (r *registrar) key() string { return r.prefix + string(r.node.ID) }
 
+// boot is the boot id that was announced; "" = nothing was.
+func (r *registrar) boot() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.node.BootID
+}
+
 // record is what is to be written: its number, key and value.
 func (r *registrar) record() (gen int, n control.Node, key, value string) {
 	r.mu.Lock()

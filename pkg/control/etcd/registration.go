@@ -22,6 +22,8 @@ type timing struct {
 	stale       time.Duration // silence that means a dead watch
 	reconcile   time.Duration // between checks of the view, 20 % up or down
 	probe       time.Duration // between probes of endpoints
+	patience    time.Duration // with an upstream that fails; up to half as much again
+	detour      time.Duration // how long etcd is followed then, 20 % up or down
 }
 
 var defaults = timing{
@@ -29,6 +31,7 @@ var defaults = timing{
 	heal: 500 * time.Millisecond, check: time.Minute,
 	workerTTL: time.Minute, workerRenew: 20 * time.Second, workerSafe: 10 * time.Second,
 	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute, probe: probePeriod,
+	patience: 10 * time.Second, detour: time.Minute,
 }
 
 // pauses are between attempts that failed, other than renewals.

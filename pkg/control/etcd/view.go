@@ -26,14 +26,16 @@ type lister interface {
 // follower keeps a copy of the records below a prefix and publishes it. One
 // goroutine, run, changes it.
 type follower struct {
-	etcd    lister
-	prefix  string
-	timing  timing
-	listed  func(replica)         // gets each new copy
-	away    func()                // is told when etcd cannot be reached
-	noticed func(*clientv3.Event) // sees every event
-	log     *zap.Logger
+	etcd     lister
+	prefix   string
+	timing   timing
+	listed   func(r replica, direct bool) // gets each new copy; direct = from etcd itself
+	away     func()                       // is told when etcd cannot be reached
+	noticed  func(*clientv3.Event)        // sees every event
+	log      *zap.Logger
+	upstream control.Feed // asked in place of etcd; nil = etcd is
 
+	direct bool // cur comes from etcd itself
 	cur    replica
 	stale  bool
 	behind int // reads in a row that were behind cur
@@ -51,7 +53,7 @@ type follower struct {
 func newFollower(etcd lister, prefix string, t timing, log *zap.Logger) *follower {
 	return &follower{
 		etcd: etcd, prefix: prefix, timing: t, log: log,
-		listed: func(replica) {}, away: func() {}, noticed: func(*clientv3.Event) {},
+		direct: true, listed: func(replica, bool) {}, away: func() {}, noticed: func(*clientv3.Event) {},
 		resync: make(map[string]uint64),
 	}
 }
@@ -77,6 +79,22 @@ func (e *resyncError) Unwrap() error { return e.err }
 
 // run keeps the copy current until ctx is done.
 func (f *follower) run(ctx context.Context) {
+	for f.upstream != nil && ctx.Err() == nil {
+		f.direct = false
+		f.subscribe(ctx)
+		detour, cancel := context.WithTimeout(ctx, backoff.Spread(f.timing.detour, 0.2, rand.Float64()))
+		f.log.Warn("no node hands the registry on; following etcd for a while")
+		f.cur.records = nil // read all
+		f.direct = true
+		f.attend(detour)
+		cancel()
+	}
+	f.direct = true
+	f.attend(ctx)
+}
+
+// attend follows etcd itself until ctx is done.
+func (f *follower) attend(ctx context.Context) {
 	attempt := 0
 	loaded := f.cur.records != nil // read at start; the watch goes on from there
 	for ctx.Err() == nil {
@@ -249,7 +267,7 @@ func (f *follower) set(next replica) {
 	f.heard, f.rev, f.gone, f.why = time.Now(), next.rev, false, nil
 	f.newest = max(f.newest, next.rev)
 	f.mu.Unlock()
-	f.listed(next)
+	f.listed(next, f.direct)
 }
 
 // lost notes that etcd cannot be reached.

@@ -73,7 +73,7 @@ func following(t *testing.T, f *fakeEtcd, test func(f *fakeEtcd, h *control.Hand
 	synctest.Test(t, func(t *testing.T) {
 		h := &control.Handle{}
 		fo := newFollower(f, "/n/", defaults, zap.NewNop())
-		fo.listed = func(r replica) { h.SetView(&control.View{Nodes: r.nodes(), Revision: r.rev}) }
+		fo.listed = func(r replica, _ bool) { h.SetView(&control.View{Nodes: r.nodes(), Revision: r.rev}) }
 		fo.away = func() { h.SetView(&control.View{Nodes: fo.cur.nodes(), Revision: fo.cur.rev, Stale: true}) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
