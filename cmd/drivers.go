@@ -45,14 +45,20 @@ func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.
 	}
 	opts.Health, opts.FollowMembers = etcd.NewHealth(), o.Config.FollowMembers
 	opts.LastKnown = filepath.Join(o.DataDir, "nodes.json")
-	client, err := etcd.Dial(etcd.Endpoints{
-		Health: opts.Health,
-		URLs:   o.Config.Endpoints, Username: o.Config.Username, Password: o.Config.Password.Reveal(),
-		CA: o.Config.TLS.CAFile, Cert: o.Config.TLS.CertFile, Key: o.Config.TLS.KeyFile,
-	}, o.Log)
+	at := endpointsOf(o.Config)
+	at.Health = opts.Health
+	client, err := etcd.Dial(at, o.Log)
 	if err != nil {
 		return nil, err
 	}
 	opts.StartJitter = startJitter
 	return etcd.New(client, opts), nil
+}
+
+// endpointsOf is how a configuration reaches its etcd cluster.
+func endpointsOf(c controlplane.Config) etcd.Endpoints {
+	return etcd.Endpoints{
+		URLs: c.Endpoints, Username: c.Username, Password: c.Password.Reveal(),
+		CA: c.TLS.CAFile, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile,
+	}
 }

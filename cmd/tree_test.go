@@ -22,6 +22,7 @@ var printsData = map[string][]string{
 	"imd config show":   {"--origin"},
 	"imd config docs":   {"--example"},
 	"imd check ready":   {},
+	"imd doctor":        {},
 	"imd nodes":         {},
 	"imd node show":     {"n"},
 	"imd node cordon":   {"n"},
@@ -41,7 +42,7 @@ var printsData = map[string][]string{
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev", "imd chat"}
+var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
