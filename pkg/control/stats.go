@@ -83,6 +83,8 @@ type Stats struct {
 	Heard      time.Time // last sign of life of the watch; zero = none yet
 	Revision   int64     // what the view has
 	Newest     int64     // newest revision seen in any answer; never below Revision
+	Renewals   uint64    // of the node's lease that succeeded
+	RenewFails uint64    // of the same that got no answer or an error
 	LeaseLost  uint64    // leases that ended without our doing
 	Repairs    uint64    // own records found missing or wrong and written again
 	Drift      uint64    // records of the view found wrong by the periodic check
@@ -93,5 +95,5 @@ type Stats struct {
 	Trouble    string // why etcd cannot be reached, one clause; "" = it can
 
 	Calls     []CallStats     // of a client with network endpoints
-	Endpoints []EndpointStats // of the same
+	Endpoints []EndpointStats // of the same; or the embedded server alone
 }

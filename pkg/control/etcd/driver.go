@@ -94,6 +94,7 @@ type Driver struct {
 	feed       *feed
 	secret     atomic.Pointer[string]  // what nodes show each other; nil = not known
 	latest     atomic.Pointer[replica] // copy of the registry; nil = none
+	self       atomic.Pointer[marks]   // of the server in this process; nil = not asked
 	drain      sync.Once               // an order to stop is obeyed once
 	once       sync.Once
 }
@@ -222,6 +223,8 @@ func (d *Driver) Run(ctx context.Context) error {
 	if h := d.opts.Health; h != nil {
 		p := newProber(h, d.client, d.opts.FollowMembers, d.timing.probe, d.opts.Log)
 		wg.Go(func() { p.run(ctx) })
+	} else if len(d.client.Endpoints()) == 0 {
+		wg.Go(func() { d.inProcess(ctx) })
 	}
 	var err error
 	select {
@@ -247,6 +250,8 @@ func (d *Driver) Stats() control.Stats {
 	d.discoverer.stats(&s)
 	if h := d.opts.Health; h != nil {
 		h.stats(&s)
+	} else if m := d.self.Load(); m != nil {
+		s.Endpoints = m.stats()
 	}
 	return s
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/control"
 )
 
@@ -248,6 +249,27 @@ func askStatus(ctx context.Context, url string, conn *grpc.ClientConn) mark {
 	return readMark(url, resp)
 }
 
+// selfURL stands for the server in this process.
+const selfURL = "embedded"
+
+// inProcess asks the server in this process, until ctx is done.
+func (d *Driver) inProcess(ctx context.Context) {
+	for ctx.Err() == nil {
+		sctx, cancel := context.WithTimeout(ctx, statusLimit)
+		resp, err := d.client.Status(sctx, "")
+		cancel()
+		k := mark{asked: true}
+		if err == nil {
+			k = readMark(selfURL, (*pb.StatusResponse)(resp))
+		} else {
+			k.err = short(err)
+		}
+		m := marks{urls: []string{selfURL}}.with(selfURL, k)
+		d.self.Store(&m)
+		_ = backoff.Sleep(ctx, d.timing.probe) // the loop looks at ctx
+	}
+}
+
 // short is the innermost cause of an error of a call.
 func short(err error) string {
 	text := err.Error()
@@ -316,19 +338,6 @@ func (p *prober) sync(ctx context.Context) {
 	}
 }
 
-// bad names the endpoints that do not answer and why, for people.
-func (h *Health) bad() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var out []string
-	for _, u := range h.marks.urls {
-		if why := h.marks.reason(u); why != "" {
-			out = append(out, u+" "+why)
-		}
-	}
-	return strings.Join(out, "; ")
-}
-
 // stats adds what is known of calls and endpoints.
 func (h *Health) stats(s *control.Stats) {
 	h.mu.Lock()
@@ -336,12 +345,19 @@ func (h *Health) stats(s *control.Stats) {
 	for _, c := range h.calls {
 		s.Calls = append(s.Calls, *c)
 	}
-	for _, u := range h.marks.urls {
-		e := h.marks.by[u].stats
-		e.URL, e.Reason = u, h.marks.reason(u)
+	s.Endpoints = h.marks.stats()
+}
+
+// stats shows all endpoints.
+func (m marks) stats() []control.EndpointStats {
+	out := make([]control.EndpointStats, 0, len(m.urls))
+	for _, u := range m.urls {
+		e := m.by[u].stats
+		e.URL, e.Reason = u, m.reason(u)
 		e.Good = e.Reason == ""
-		s.Endpoints = append(s.Endpoints, e)
+		out = append(out, e)
 	}
+	return out
 }
 
 // observe counts one call. One that its own caller has given up tells nothing.

@@ -233,7 +233,7 @@ func (r *registrar) stats(s *control.Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Registered = r.state.written != 0 && r.state.held(time.Now())
-	s.LeaseLost, s.Repairs = r.state.lost, r.state.repairs
+	s.LeaseLost, s.Repairs, s.Renewals, s.RenewFails = r.state.lost, r.state.repairs, r.state.renewals, r.state.renewFails
 }
 
 // do makes one call, or waits.

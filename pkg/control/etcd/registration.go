@@ -128,7 +128,7 @@ type registration struct {
 	failures                         int       // in a row, of grants and puts
 	stopping, ended                  bool
 
-	lost, repairs uint64
+	lost, repairs, renewals, renewFails uint64
 }
 
 // held reports whether the lease holds by our own clock at the time.
@@ -156,6 +156,7 @@ func (s *registration) absorb(ev event) {
 		s.lease, s.ttl, s.sent = ev.lease, ev.ttl, ev.sent
 		s.renewAt, s.failures = s.nextRenewal(ev.sent), 0
 	case evRenewed:
+		s.renewals++
 		s.ttl, s.sent, s.renewAt = ev.ttl, ev.sent, s.nextRenewal(ev.sent)
 	case evWrote:
 		s.want = max(s.want, ev.gen) // the put carried what was announced meanwhile
@@ -224,6 +225,7 @@ func (s *registration) lose(ev event) {
 func (s *registration) fail(ev event) {
 	switch ev.did {
 	case actRenew:
+		s.renewFails++
 		s.renewAt = ev.at.Add(s.timing.retry)
 	case actCheck:
 		s.checkAt = ev.at.Add(s.timing.renew)
