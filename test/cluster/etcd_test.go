@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -89,6 +90,9 @@ func TestMembersFail(t *testing.T) {
 			t.Errorf("without etcd %s sees %d nodes", p.node.ID, n)
 		}
 	}
+	if rounds(0) > 0 {
+		time.Sleep(time.Minute) // the outage of the figures
+	}
 	for _, m := range all {
 		m.start()
 	}
@@ -147,6 +151,112 @@ func TestKilledNodeLeaves(t *testing.T) {
 	}
 }
 
+// A process that stands still for longer than its lease leaves the list, and is
+// back soon after it goes on.
+func TestStalledNodeReturns(t *testing.T) {
+	at := urls(members(t, 1))
+	watcher := start(t, options{id: "w", urls: at, change: quick})
+	cmd, lines := spawn(t, job{Name: "sleeper", URLs: at, Quick: true})
+	if got := <-lines; got != "ready" {
+		t.Fatal(got)
+	}
+	eventually(t, "the sleeper is used", 5*time.Second, func() bool { return usable(watcher, "sleeper") })
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is not", 10*time.Second, func() bool { return !usable(watcher, "sleeper") })
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is again", 10*time.Second, func() bool { return usable(watcher, "sleeper") })
+}
+
+// A change is soon in the view of every process that watches.
+func TestChangeIsSeen(t *testing.T) {
+	processes := 4
+	if rounds(0) > 0 {
+		processes = 20
+	}
+	m := members(t, 1)[0]
+	var lines []<-chan string
+	for i := range processes {
+		_, l := spawn(t, job{Name: fmt.Sprintf("p%d", i), URLs: []string{m.url}, Subscribers: 1, Direct: true})
+		lines = append(lines, l)
+	}
+	for _, l := range lines {
+		if got := <-l; got != "ready" {
+			t.Fatal(got)
+		}
+	}
+	took := waves(t, start(t, options{id: "probe", urls: []string{m.url}}), lines)
+	report(t, fmt.Sprintf("seen by %d processes", processes), took)
+	if worst := took[len(took)-1]; worst > time.Second {
+		t.Errorf("a change took %v", worst)
+	}
+}
+
+// waves changes the record of a node again and again, and tells how long each
+// change took to be seen by all followers of all children.
+func waves(t *testing.T, probe *process, lines []<-chan string) []time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for i := range rounds(10) {
+		probe.node.Weight = 2 + i
+		began := time.Now()
+		if err := probe.Announce(t.Context(), probe.node); err != nil {
+			t.Fatal(err)
+		}
+		last := began
+		for _, l := range lines {
+			if at := awaitSeen(t, l, 2+i); at.After(last) {
+				last = at
+			}
+		}
+		took = append(took, last.Sub(began))
+		time.Sleep(300 * time.Millisecond) // so that the next change is alone
+	}
+	return took
+}
+
+// Fifty nodes that start at once are soon all registered, and at rest they cost
+// etcd less than a request a second each.
+func TestFiftyNodesAtRest(t *testing.T) {
+	const nodes = 50
+	m := members(t, 1)[0]
+	began := time.Now()
+	all := make([]*process, nodes)
+	var wg sync.WaitGroup
+	for i := range nodes {
+		wg.Go(func() {
+			p, err := launch(options{id: fmt.Sprintf("n%02d", i), urls: []string{m.url}, change: func(o *etcd.Options) { o.StartJitter = time.Second }})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			all[i] = p
+		})
+	}
+	wg.Wait()
+	for _, p := range all {
+		if p == nil {
+			t.FailNow()
+		}
+		t.Cleanup(p.stop)
+	}
+	eventually(t, "all see all", 15*time.Second, func() bool {
+		return !slices.ContainsFunc(all, func(p *process) bool { return len(p.handle.View().With("gateway")) != nodes })
+	})
+	t.Logf("%d nodes that started at once see each other after %v", nodes, time.Since(began))
+	time.Sleep(5 * time.Second) // the start is over
+	before := m.requests()
+	time.Sleep(10 * time.Second)
+	rate := (m.requests() - before) / 10 / nodes
+	t.Logf("at rest: %.2f requests/s of each of %d nodes", rate, nodes)
+	if rate >= 1 {
+		t.Errorf("each node makes %.2f requests/s", rate)
+	}
+}
+
 // Five hundred followers in five processes cost etcd five watches and see a
 // change within half a second.
 func TestManyFollowers(t *testing.T) {
@@ -165,22 +275,7 @@ func TestManyFollowers(t *testing.T) {
 	}
 	probe := start(t, options{id: "probe", urls: []string{m.url}})
 	own := 1.0 // the probe's
-	var took []time.Duration
-	for i := range rounds(10) {
-		probe.node.Weight = 2 + i
-		began := time.Now()
-		if err := probe.Announce(t.Context(), probe.node); err != nil {
-			t.Fatal(err)
-		}
-		last := began
-		for _, l := range lines {
-			if at := awaitSeen(t, l, 2+i); at.After(last) {
-				last = at
-			}
-		}
-		took = append(took, last.Sub(began))
-		time.Sleep(300 * time.Millisecond) // so that the next change is alone
-	}
+	took := waves(t, probe, lines)
 	report(t, fmt.Sprintf("seen by %d followers", processes*followers), took)
 	if worst := took[len(took)-1]; worst > 2*time.Second {
 		t.Errorf("a change took %v", worst)

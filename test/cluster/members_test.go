@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -112,6 +113,23 @@ func (m *member) metric(name string) float64 {
 		}
 	}
 	return -1
+}
+
+// requests is how many requests clients have made of the member: calls, which
+// renewals are too, and what went over the streams of watches.
+func (m *member) requests() float64 {
+	sum := 0.0
+	for line := range strings.Lines(get(m.url + "/metrics")) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		watch := strings.Contains(name, `grpc_method="Watch"`)
+		if !ok || !watch && !strings.HasPrefix(name, "grpc_server_started_total{") || watch && !strings.HasPrefix(name, "grpc_server_msg_received_total{") {
+			continue
+		}
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			sum += v
+		}
+	}
+	return sum
 }
 
 func urls(all []*member) []string {

@@ -116,6 +116,8 @@ type job struct {
 	Name        string
 	URLs        []string
 	Subscribers int
+	Direct      bool // the subscribers follow etcd themselves
+	Quick       bool // short leases
 }
 
 // child runs a node that watches etcd and followers that get the registry from
@@ -127,7 +129,11 @@ func child(text string) int {
 		return 2
 	}
 	fail := func(err error) int { fmt.Println("error", err); return 1 }
-	own, err := launch(options{id: j.Name, urls: j.URLs})
+	o := options{id: j.Name, urls: j.URLs}
+	if j.Quick {
+		o.change = quick
+	}
+	own, err := launch(o)
 	if err != nil {
 		return fail(err)
 	}
@@ -139,7 +145,7 @@ func child(text string) int {
 	defer wg.Wait()
 	defer cancel()
 	for i := range j.Subscribers {
-		f, err := launch(options{id: fmt.Sprintf("%s-%d", j.Name, i), urls: j.URLs, relayed: true, unlisted: true})
+		f, err := launch(options{id: fmt.Sprintf("%s-%d", j.Name, i), urls: j.URLs, relayed: !j.Direct, unlisted: true})
 		if err != nil {
 			return fail(err)
 		}
