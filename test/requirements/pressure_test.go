@@ -87,6 +87,7 @@ func TestR26FewDescriptors(t *testing.T) {
 			}
 			stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
 			go func() {
+				defer close(slowest) // also if it fails
 				worst := time.Duration(0)
 				for i := 0; ; i++ {
 					select {
@@ -193,6 +194,7 @@ func TestR53AReconnectWave(t *testing.T) {
 		first := login(t, n, "first", "d")
 		stop, worst := make(chan struct{}), make(chan time.Duration, 1)
 		go func() {
+			defer close(worst) // also if it fails
 			var all []time.Duration
 			for {
 				select {
