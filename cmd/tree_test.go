@@ -34,6 +34,7 @@ var printsData = map[string][]string{
 	"imd bench send":    {},
 	"imd bench fanout":  {},
 	"imd bench connect": {},
+	"imd verify":        {"no-such-history"},
 }
 
 // printsNone are the commands that print no data.
