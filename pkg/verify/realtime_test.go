@@ -6,12 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/imdhq/imd/pkg/verify/verifytest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The search for a linear order finds an exchange within a window by itself,
 // without the sweep.
