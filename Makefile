@@ -26,9 +26,8 @@ run: build ## Build and start a development server that keeps its data in ./data
 	bin/imd dev --data-dir ./data
 
 .PHONY: test
-test: ## Run the tests of both Go modules
-	$(PLAIN) test -trimpath ./...
-	cd sdk/go && go test -race ./...
+test: ## Run all tests whose servers are here, and say what was left out
+	test/run
 
 .PHONY: lint
 lint: ## Check formatting, and what go vet and buf find
@@ -44,7 +43,7 @@ example: ## Write config.example.yaml anew from the configuration structs
 
 .PHONY: web
 web: web/node_modules ## Build the chat page into web/dist
-	cd web && npm run build
+	cd web && npm run dist
 
 .PHONY: gen
 gen: web/node_modules ## Generate code from proto/

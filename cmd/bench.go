@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/bench"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/history"
@@ -34,6 +35,7 @@ type benchFlags struct {
 	report                       string
 	sources, gateways, processes []string
 	verify                       bool
+	inPairs                      bool // for overhead, which records by itself
 }
 
 func newBench(a *app) *cobra.Command {
@@ -60,7 +62,7 @@ Bench switches the server's rate limits off while it runs, and says so.`,
 	for _, name := range slices.Sorted(maps.Keys(scenarios)) {
 		c.AddCommand(newBenchScenario(a, name, scenarios[name]))
 	}
-	c.AddCommand(newBenchCompare(a))
+	c.AddCommand(newBenchCompare(a), newBenchOverhead(a))
 	return c
 }
 
@@ -73,7 +75,8 @@ func newBenchScenario(a *app, name, text string) *cobra.Command {
 	f := &benchFlags{serverFlags: addServer(a, c, "public listener")}
 	f.o.Scenario = name
 	f.addLoad(c)
-	f.addOutput(c)
+	f.addServerSide(c)
+	c.Flags().StringVar(&f.report, "report", "", "write a report with plots to this HTML file")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx, release := untilSignal(c.Context(), func(os.Signal) {})
 		defer release()
@@ -102,6 +105,8 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	}
 	if !in("connect") {
 		fl.IntVar(&o.Size, "size", 128, "bytes of text in each message, 16 to 16000")
+	}
+	if !in("connect") && !f.inPairs {
 		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
 	}
@@ -127,9 +132,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	}
 }
 
-func (f *benchFlags) addOutput(c *cobra.Command) {
+// addServerSide adds the flags that say what else of the server is to be used.
+func (f *benchFlags) addServerSide(c *cobra.Command) {
 	fl := c.Flags()
-	fl.StringVar(&f.report, "report", "", "write a report with plots to this HTML file")
 	fl.StringVar(&f.opsServer, "ops-server", "", "URL of the ops listener, to lift the rate limits (default: the node of the data folder)")
 	fl.StringVar(&f.opsTokenFile, "ops-token-file", "", "file with the admin key for --ops-server (default: the key of the data folder)")
 	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure, as name=pid (default: the node of the data folder)")
@@ -218,6 +223,9 @@ func (f *benchFlags) target() (*credential, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cred.ring == nil && !auth.IsAPIKey(cred.bearer) {
+		return nil, newFailure(exitNotAllowed, "no_key", "bench is many users and needs the keys of a data folder or an API key", "name a file with an API key with --token-file")
+	}
 	gateways := f.gateways
 	if len(gateways) == 0 {
 		gateways = []string{cred.base}
@@ -262,21 +270,31 @@ func addressOf(base string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }
 
-func (f *benchFlags) run(ctx context.Context) error {
+// prepare checks the flags and gets ready for a run. The caller closes what it
+// returns.
+func (f *benchFlags) prepare() (*benchSide, error) {
 	if err := f.check(); err != nil {
-		return err
+		return nil, err
 	}
 	cred, err := f.target()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := raiseFiles(f.o.Conns + 100); err != nil {
-		return err
+		return nil, err
 	}
 	side := &benchSide{f: f, cred: cred}
-	defer side.close(ctx)
 	f.o.Token = func(ctx context.Context, user string) (string, error) { return cred.token(ctx, user, newLogin()) }
 	f.o.Group = side.group
+	return side, nil
+}
+
+func (f *benchFlags) run(ctx context.Context) error {
+	side, err := f.prepare()
+	if err != nil {
+		return err
+	}
+	defer side.close(ctx)
 	if f.record != "" {
 		if f.o.Log, err = side.systemLog(ctx); err != nil {
 			return err
@@ -313,7 +331,7 @@ func (f *benchFlags) whyNot(err error) error {
 func (f *benchFlags) tell(res *bench.Result, ran error) error {
 	err := f.app.printer().data(res, func(w io.Writer) { printBench(w, res) })
 	if err == nil && f.report != "" {
-		err = writeBenchReport(f.report, res)
+		err = writeReport(f.report, res)
 	}
 	switch {
 	case err != nil:
@@ -326,14 +344,6 @@ func (f *benchFlags) tell(res *bench.Result, ran error) error {
 		return f.judge()
 	}
 	return nil
-}
-
-func writeBenchReport(path string, res *bench.Result) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	return errors.Join(res.WriteHTML(file), file.Close())
 }
 
 // raiseFiles makes room for n descriptors.

@@ -23,6 +23,7 @@ type app struct {
 	environ []string
 	out     io.Writer
 	errOut  io.Writer
+	program string // how the process was called; "" in tests
 
 	format  format        // -o
 	timeout time.Duration // --timeout
@@ -42,7 +43,7 @@ func (a *app) printer() printer { return printer{out: a.out, json: a.format == a
 
 // Main runs the command line of the process and returns its exit status.
 func Main() int {
-	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
+	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr, program: os.Args[0]}
 	return a.run(context.Background(), os.Args[1:])
 }
 

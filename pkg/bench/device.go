@@ -261,7 +261,7 @@ func (s *session) welcomed(w *clientv1.Welcome) {
 		d.h.rec.disconnect(d, "moved")
 		old.retire()
 	}
-	d.h.rec.connect(d)
+	d.h.rec.connect(d, w.DataEpoch)
 	d.in.connected(w.DataEpoch, s.syncing)
 	d.out.reconnected()
 	d.keepToken(s, time.Duration(w.TokenExpireMs-w.ServerTimeMs)*time.Millisecond)

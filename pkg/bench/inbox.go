@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"slices"
 	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -136,16 +135,11 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 		}
 		return
 	}
+	// The answer stands for the entry: the timeline takes it like any other.
 	cv := b.conv([]byte(id))
 	b.d.h.rec.head(id, a.seq)
-	b.effects(cv, cv.tl.SendAck(b.ms(), &clientv1.SendAck{ClientMessageId: string(p.cmid[:]), Status: clientv1.Ack_ACK_OK, ConversationId: id,
-		MessageId: a.mid, Seq: a.seq, PrevSeq: a.prev, ServerTimeMs: a.at}))
-}
-
-// sending shows the timeline what is on its way.
-func (b *inbox) sending(id string, p *send, text []byte) {
-	cv := b.conv([]byte(id))
-	cv.tl.Send(&clientv1.Entry{ClientMessageId: string(p.cmid[:]), Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: string(text)}}})
+	b.effects(cv, cv.tl.Deliver(b.ms(), []*clientv1.Entry{{Seq: a.seq, PrevSeq: a.prev, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, MessageId: a.mid,
+		ClientMessageId: string(p.cmid[:]), Sender: b.d.user, Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: string(b.d.out.text(p))}}}}))
 }
 
 // head takes a hint that there is more.
@@ -219,7 +213,7 @@ func historyFrame(conv string, after, before int64, backward bool, limit int) *c
 // connected takes note of a new session; syncing tells that its sync runs.
 func (b *inbox) connected(epoch string, syncing bool) {
 	if b.epoch != "" && b.epoch != epoch {
-		b.resync()
+		b.resync(epoch)
 	}
 	b.epoch, b.syncing = epoch, syncing
 	b.due, b.ackSet, b.toAck, b.again = 0, false, nil, false
@@ -229,6 +223,9 @@ func (b *inbox) connected(epoch string, syncing bool) {
 			b.ackLater(cv)
 			continue
 		}
+		if cv.opened {
+			b.d.h.rec.have(b.d, cv.id, cv.tl.Have())
+		}
 		cv.tl.Connected()
 		if !syncing {
 			b.effects(cv, cv.tl.Synced(b.ms()))
@@ -237,9 +234,9 @@ func (b *inbox) connected(epoch string, syncing bool) {
 }
 
 // resync forgets everything: the store has another history now.
-func (b *inbox) resync() {
+func (b *inbox) resync(epoch string) {
 	b.token = ""
-	b.d.h.rec.resync(b.d, "")
+	b.d.h.rec.resync(b.d, "", epoch)
 	for _, cv := range b.convs {
 		cv.known, cv.have, cv.acked, cv.head = false, 0, 0, 0
 		if cv.tl != nil {
@@ -255,267 +252,6 @@ func (b *inbox) lost() {
 		cv.asking = false
 		if cv.tl != nil {
 			cv.tl.Disconnected()
-		}
-	}
-}
-
-// syncPage is how many entries a sync brings for each conversation.
-const syncPage = 20
-
-// sync asks what has changed, until there is no more.
-func (b *inbox) sync(s *session) {
-	f := &clientv1.Sync{SyncToken: b.token, PageLimit: syncPage}
-	cursors := make(map[string]int64, len(b.convs))
-	for _, cv := range b.convs {
-		have, known := cv.have, cv.known
-		if cv.tl != nil {
-			have, known = cv.tl.Have(), cv.tl.Known()
-		} else if b.backlog != nil {
-			have = b.backlog(have)
-		}
-		if known && len(f.Cursors) < protocol.MaxSyncCursors {
-			cursors[cv.id] = have
-			f.Cursors = append(f.Cursors, &clientv1.Cursor{ConversationId: cv.id, Have: have})
-		}
-	}
-	s.syncing, b.again = true, false
-	if b.d.cur == s {
-		b.syncing = true
-	}
-	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: f}}, func(f *clientv1.ServerFrame) {
-		if b.d.cur != s {
-			return // another session's sync tells it all
-		}
-		r := f.GetSyncResult()
-		if r == nil {
-			b.syncFailed(s, f)
-			return
-		}
-		b.tries = 0
-		for _, st := range r.Conversations {
-			b.state(cursors, st)
-		}
-		b.token = r.SyncToken
-		if r.More {
-			b.sync(s)
-			return
-		}
-		b.synced(s)
-	})
-}
-
-// syncFailed tries again, on the same session, if that may help; without a sync
-// there is no session worth having.
-func (b *inbox) syncFailed(s *session, f *clientv1.ServerFrame) {
-	e := f.GetError()
-	if !e.GetRetryable() {
-		s.c.drop(&lossError{"sync_" + reasonOf(f), "a sync failed"})
-		return
-	}
-	b.d.h.refused("sync " + e.Reason)
-	pause := retryPause(&ackIn{reason: []byte(e.Reason), retryMs: e.RetryAfterMs}, b.tries)
-	b.tries++
-	b.d.h.l.after(pause, func() {
-		if b.d.cur == s {
-			b.sync(s)
-		}
-	})
-}
-
-// state takes what a sync tells of one conversation.
-func (b *inbox) state(cursors map[string]int64, st *clientv1.ConversationState) {
-	cv := b.conv([]byte(st.ConversationId))
-	cursor, named := cursors[cv.id]
-	if cv.tl != nil {
-		for _, m := range st.GetPage().GetEntries() {
-			e := &entryIn{}
-			e.from(m)
-			b.d.out.stored(cv, e)
-		}
-		if !named {
-			cursor = timeline.NoCursor
-		}
-		b.effects(cv, cv.tl.State(b.ms(), cursor, st))
-		return
-	}
-	if !cv.known {
-		cv.known, cv.have, cv.acked = true, st.HeadSeq, st.HeadSeq
-	}
-	if st.Page != nil && st.Page.CompleteFrom <= cv.have+1 {
-		b.page(cv, st.Page)
-	}
-	cv.head = max(cv.head, st.HeadSeq)
-}
-
-func (b *inbox) synced(s *session) {
-	s.syncing, b.syncing = false, false
-	for _, cv := range b.convs {
-		if cv.tl != nil {
-			b.effects(cv, cv.tl.Synced(b.ms()))
-		} else {
-			b.ask(cv)
-		}
-	}
-	if b.d.onSync != nil {
-		b.d.onSync()
-	}
-}
-
-// syncPause is before a sync that an unknown conversation asks for.
-const syncPause = 200 * time.Millisecond
-
-// effects does what a timeline asks for.
-func (b *inbox) effects(cv *conv, fx timeline.Effects) {
-	h := b.d.h
-	if fx.Reset {
-		h.rec.resync(b.d, cv.id)
-		cv.opened = false
-	}
-	if len(fx.Show) > 0 {
-		b.open(cv)
-	}
-	for _, e := range fx.Show {
-		h.rec.show(b.d, cv.id, e)
-		if e.Sender != b.d.user {
-			h.shown([]byte(e.Content.GetText()))
-		}
-	}
-	if fx.History != nil {
-		b.read(cv, *fx.History)
-	}
-	if fx.Sync && !b.again && b.d.cur != nil {
-		b.again = true
-		b.syncSoon(b.d.cur)
-	}
-	if cv.tl.AckDue() {
-		b.ackLater(cv)
-	}
-	b.wakeAt(cv)
-}
-
-// syncSoon syncs again after a pause, when no sync runs.
-func (b *inbox) syncSoon(s *session) {
-	b.d.h.l.after(syncPause, func() {
-		switch {
-		case b.d.cur != s || !b.again:
-		case b.syncing:
-			b.syncSoon(s)
-		default:
-			for _, cv := range b.convs {
-				cv.tl.Disconnected() // until the sync has ended
-			}
-			b.sync(s)
-		}
-	})
-}
-
-// open records where the device begins with a conversation, or begins anew
-// after it took a newer page.
-func (b *inbox) open(cv *conv) {
-	from := cv.tl.From()
-	if !cv.tl.Known() || cv.opened && from <= cv.from {
-		return
-	}
-	cv.opened, cv.from = true, from
-	b.d.h.rec.open(b.d, cv.id, from)
-}
-
-// wakeAt lets the timeline know when the time it waits for has come.
-func (b *inbox) wakeAt(cv *conv) {
-	ms, ok := cv.tl.WakeAt()
-	at := time.Duration(ms)*time.Millisecond + time.Millisecond
-	if !ok || cv.wake != 0 && cv.wake <= at {
-		return
-	}
-	cv.wake = at
-	b.d.h.l.at(at, func() {
-		if cv.wake == at {
-			cv.wake = 0
-			b.effects(cv, cv.tl.Tick(b.ms()))
-		}
-	})
-}
-
-// read asks for the page that a timeline wants.
-func (b *inbox) read(cv *conv, req timeline.Request) {
-	s := b.d.cur
-	if s == nil {
-		return // it asks again after the next sync
-	}
-	limit := protocol.MaxHistoryLimit
-	if req.Jump {
-		limit = syncPage
-	}
-	s.request(historyFrame(cv.id, req.After, req.Before, req.Backward, limit), func(f *clientv1.ServerFrame) {
-		switch p := f.GetHistoryResult().GetPage(); {
-		case b.d.cur != s:
-		case p != nil:
-			for _, m := range p.Entries {
-				e := &entryIn{}
-				e.from(m)
-				b.d.out.stored(cv, e)
-			}
-			b.effects(cv, cv.tl.Page(b.ms(), req, p))
-		case f != nil:
-			cv.tl.HistoryFailed(b.ms(), int64(f.GetError().GetRetryAfterMs()))
-			b.wakeAt(cv)
-		}
-	})
-}
-
-// ackLater counts toward the next ack frame.
-func (b *inbox) ackLater(cv *conv) {
-	if !cv.queued {
-		cv.queued = true
-		b.toAck = append(b.toAck, cv)
-	}
-	b.due++
-	switch {
-	case b.due >= protocol.AckEntries && !b.large:
-		b.ack()
-	case !b.ackSet:
-		b.ackSet = true
-		s, delay := b.d.cur, protocol.AckDelay
-		if b.large {
-			delay = protocol.AckDelayLarge
-		}
-		b.d.h.l.after(delay, func() {
-			if b.d.cur == s && s != nil {
-				b.ack()
-			}
-		})
-	}
-}
-
-// maxRanges is how many ranges one ack frame holds.
-const maxRanges = 256
-
-// ack acknowledges everything held so far, in one frame.
-func (b *inbox) ack() {
-	b.due, b.ackSet = 0, false
-	h, ranges := b.d.h, b.d.h.ranges[:0]
-	if b.d.cur == nil {
-		return
-	}
-	for _, cv := range b.toAck {
-		cv.queued = false
-		switch {
-		case cv.tl != nil:
-			for _, r := range cv.tl.TakeAcks() {
-				ranges = append(ranges, ackRange{cv.id, r.After, r.Seq})
-			}
-		case cv.have > cv.acked:
-			ranges = append(ranges, ackRange{cv.id, cv.acked, cv.have})
-			cv.acked = cv.have
-		}
-	}
-	b.toAck = b.toAck[:0]
-	h.ranges = ranges
-	for part := range slices.Chunk(ranges, maxRanges) {
-		if h.enc == protocol.JSON {
-			b.d.cur.write(ackMessage(part))
-		} else {
-			b.d.cur.c.put(appendAck(b.d.cur.c.envelope(), part))
 		}
 	}
 }

@@ -102,8 +102,8 @@ func (m *meter) counts(t time.Duration) bool { return m.began > 0 && t >= m.bega
 func (m *meter) done(rec *recorder, intended time.Duration) {
 	m.open--
 	m.lastSeen = m.clock.now
-	if m.measuring {
-		m.ops++
+	if !m.over {
+		m.ops++ // of the warm-up too, until begin
 	}
 	if m.counts(intended) {
 		rec.add(m.clock.now - intended)
@@ -134,7 +134,7 @@ func (m *meter) refused(reason string) { m.errors["refused: "+reason]++ }
 // received takes note of a message that was shown.
 func (m *meter) received(text []byte) {
 	m.lastSeen = m.clock.now
-	if m.measuring {
+	if !m.over {
 		m.deliveries++
 	}
 	if at, ok := stampOf(text); ok && at <= m.clock.now && m.counts(at) {

@@ -72,10 +72,8 @@ func (o *outbox) send(l *lane, intended time.Duration, done func(*send, *ackIn))
 	p := &send{lane: l, order: o.order, n: l.n, cmid: o.d.h.ids.next(), intended: intended, place: uint32(o.d.i)*7919 + uint32(o.order), done: done}
 	l.sends = append(l.sends, p)
 	o.count++
-	if rec := o.d.h.rec; rec != nil {
-		text := o.text(p)
-		p.hash = hashText(text)
-		o.d.in.sending(l.conv, p, text)
+	if o.d.h.rec != nil {
+		p.hash = hashText(o.text(p))
 	}
 	o.await(l)
 	o.pump()

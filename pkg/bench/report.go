@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// WriteHTML writes a run as one HTML file that needs nothing else: tables and
+// HTML writes a run as one HTML file that needs nothing else: tables and
 // plots, for light and dark screens, without scripts.
-func (r *Result) WriteHTML(w io.Writer) error {
+func (r *Result) HTML(w io.Writer) error {
 	p50, p99 := r.lines()
 	data := struct {
 		*Result
@@ -108,7 +108,7 @@ func seconds2x(r *Result) (xs []float64) {
 // The size of a chart in its own units, and the room around its plot.
 const (
 	chartW, chartH = 760.0, 260.0
-	padL, padR     = 64.0, 12.0
+	padL, padR     = 64.0, 24.0
 	padT, padB     = 34.0, 36.0
 )
 
@@ -122,10 +122,11 @@ func chart(title string, x axis, xs []float64, lines ...Line) template.HTML {
 	px := func(v float64) float64 { return padL + v*(chartW-padL-padR) }
 	py := func(v float64) float64 { return chartH - padB - s.place(v)*(chartH-padT-padB) }
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg viewBox="0 0 %g %g" role="img" aria-label="%s"><text class="title" x="%g" y="16">%[3]s</text>`, chartW, chartH, template.HTMLEscapeString(title), padL)
+	title = template.HTMLEscapeString(title)
+	fmt.Fprintf(&b, `<svg viewBox="0 0 %g %g" role="img" aria-label="%s"><text class="title" x="%g" y="16">%s</text>`, chartW, chartH, title, padL, title)
 	for i := range 5 {
 		v := s.value(float64(i) / 4)
-		fmt.Fprintf(&b, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%[3].1f"/><text class="y" x="%g" y="%.1f">%s</text>`, padL, chartW-padR, py(v), padL-8, py(v)+4, short(v))
+		fmt.Fprintf(&b, `<path class="grid" d="M%g %.1fH%g"/><text class="y" x="%g" y="%.1f">%s</text>`, padL, py(v), chartW-padR, padL-8, py(v)+4, short(v))
 	}
 	for _, t := range x.ticks {
 		fmt.Fprintf(&b, `<text class="x" x="%.1f" y="%g">%s</text>`, px(x.place(t.v)), chartH-padB+16, t.text)
@@ -133,7 +134,8 @@ func chart(title string, x axis, xs []float64, lines ...Line) template.HTML {
 	fmt.Fprintf(&b, `<text class="x" x="%g" y="%g">%s</text>`, px(0.5), chartH-4, x.name)
 	for i, l := range lines {
 		class := i%6 + 1
-		fmt.Fprintf(&b, `<path class="l%d" d="%s"/><text class="key k%[1]d" x="%.1f" y="16">%[4]s</text>`, class, path(xs, l.Y, px, py), chartW-padR-80*float64(len(lines)-1-i), template.HTMLEscapeString(l.Name))
+		keyX := chartW - padR - 66*float64(len(lines)-1-i)
+		fmt.Fprintf(&b, `<path class="l%d" d="%s"/><text class="key k%d" x="%.1f" y="16">%s</text>`, class, path(xs, l.Y, px, py), class, keyX, template.HTMLEscapeString(l.Name))
 	}
 	b.WriteString("</svg>")
 	return template.HTML(b.String())
@@ -168,7 +170,7 @@ h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}.big{fon
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--grid)}
 th{color:var(--dim);font-weight:500}th:first-child,td:first-child{text-align:left}.facts td{text-align:left}
 svg{width:100%;height:auto;margin:.8rem 0}svg text{fill:var(--dim);font-size:11px}svg .title{fill:var(--fg);font-size:13px}svg .y{text-anchor:end}svg .x{text-anchor:middle}svg .key{text-anchor:end;font-size:12px}
-.grid{stroke:var(--grid)}path{fill:none;stroke-width:1.8}
+path{fill:none;stroke-width:1.8}path.grid{stroke:var(--grid);stroke-width:1}
 .l1{stroke:var(--c1)}.l2{stroke:var(--c2)}.l3{stroke:var(--c3)}.l4{stroke:var(--c4)}.l5{stroke:var(--c5)}.l6{stroke:var(--c6)}
 svg .k1{fill:var(--c1)}svg .k2{fill:var(--c2)}svg .k3{fill:var(--c3)}svg .k4{fill:var(--c4)}svg .k5{fill:var(--c5)}svg .k6{fill:var(--c6)}
 </style></head><body>

@@ -415,6 +415,9 @@ func (r *runner) measure() error {
 func (r *runner) settle() error {
 	r.over = true
 	if r.failed != nil {
+		if r.ctx.Err() == nil {
+			r.giveUp()
+		}
 		return nil
 	}
 	_, err := r.wait("settle", r.o.Settle, func() bool {

@@ -94,9 +94,16 @@ func (t *tape) open(d *device, conv string, have int64) {
 	t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Open, User: d.user, Device: d.id, Conv: conv, Seq: have})
 }
 
-func (t *tape) connect(d *device) {
+// have records where a device takes a conversation up again on a new session.
+func (t *tape) have(d *device, conv string, have int64) {
+	if d.welcomed > 1 {
+		t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Have, User: d.user, Device: d.id, Conv: conv, Seq: have})
+	}
+}
+
+func (t *tape) connect(d *device, epoch string) {
 	if t != nil {
-		t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Connect, User: d.user, Device: d.id})
+		t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Connect, User: d.user, Device: d.id, Name: epoch})
 	}
 }
 
@@ -106,9 +113,9 @@ func (t *tape) disconnect(d *device, reason string) {
 	}
 }
 
-func (t *tape) resync(d *device, conv string) {
+func (t *tape) resync(d *device, conv, epoch string) {
 	if t != nil {
-		t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Resync, User: d.user, Device: d.id, Conv: conv})
+		t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Resync, User: d.user, Device: d.id, Conv: conv, Name: epoch})
 	}
 }
 

@@ -256,3 +256,13 @@ func (b *syncBuffer) String() string {
 	defer b.mu.Unlock()
 	return b.buf.String()
 }
+
+// NoLimits are flags that lift the rates of connections, users and
+// conversations, for tests whose question is another.
+func NoLimits() []string {
+	var args []string
+	for _, key := range []string{"connection", "user", "conversation"} {
+		args = append(args, "--set", "gateway.limits."+key+"_rate=1000000", "--set", "gateway.limits."+key+"_burst=1000000")
+	}
+	return args
+}
