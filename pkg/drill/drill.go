@@ -92,6 +92,13 @@ type Progress struct {
 	Now    []string // faults under way
 }
 
+// maxCrashes bounds the crashes that are told.
+const maxCrashes = 50
+
+// longestPause is the longest before a device comes back: devices that stay away
+// see no faults.
+const longestPause = 1500 * ms
+
 // ErrLoad is a load that could not be put on the cluster, so that there is
 // nothing to judge.
 var ErrLoad = errors.New("the load could not be put on the cluster")
@@ -238,7 +245,7 @@ func (d *drill) load() error {
 	defer stop()
 	d.stop = stop
 	o := bench.Options{Scenario: "mix", Token: d.world.token, Group: d.world.group, Log: d.world.log, Conns: d.Conns, Users: d.Users,
-		Outstanding: 1, Rate: d.Rate, Duration: d.Duration, Settle: d.Settle, Size: 64, Seed: d.Seed, Prefix: datadir.RandomID("d", 3) + "-", Reconnect: true,
+		Outstanding: 1, Rate: d.Rate, Duration: d.Duration, Settle: d.Settle, Size: 64, Seed: d.Seed, Prefix: datadir.RandomID("d", 3) + "-", Reconnect: true, LongestPause: longestPause,
 		Page: 50, GroupSize: d.GroupSize, Record: d.rec, Progress: func(p bench.Progress) { d.progress(ctx, p) }}
 	for _, n := range d.nodes {
 		if n.proxy != nil {
@@ -303,13 +310,38 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 	b := &breaker{nodes: d.nodes, world: d.world}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	var healed [areas]chan struct{} // closed when the last fault of the area is healed
 	for _, e := range d.plan {
 		if !hold(ctx, time.Until(began.Add(e.At))) {
 			return
 		}
-		d.begin(e)
-		wg.Go(func() { d.end(e, b.carryOut(ctx, e)) })
+		done, before := make(chan struct{}), []chan struct{}{}
+		for _, a := range traitOf(e.Kind).areas() {
+			if healed[a] != nil {
+				before = append(before, healed[a])
+			}
+			healed[a] = done
+		}
+		wg.Go(func() {
+			defer close(done)
+			for _, ch := range before { // healing may take longer than was planned
+				<-ch
+			}
+			if late := time.Since(began.Add(e.At)); ctx.Err() != nil || late > tail && e.At+late+e.For > d.Duration-tail {
+				d.skip(e)
+				return
+			}
+			d.begin(e)
+			d.end(e, b.carryOut(ctx, e))
+		})
 	}
+}
+
+// skip takes note of a fault for which there was no time left.
+func (d *drill) skip(e Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: left out, healing the ones before took too long", e.Name()))
 }
 
 // begin records that a fault begins.
@@ -351,6 +383,9 @@ func (d *drill) died(n *node, why string, excused bool) {
 	defer d.mu.Unlock()
 	if excused {
 		d.out.Excused++
+		return
+	}
+	if len(d.out.Crashes) == maxCrashes {
 		return
 	}
 	d.out.Crashes = append(d.out.Crashes, fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))

@@ -80,8 +80,9 @@ func (f *fault) pause(ctx context.Context) error {
 }
 
 func (f *fault) restart(ctx context.Context) error {
+	began := time.Now()
 	err := f.n.end()
-	hold(ctx, f.For)
+	hold(ctx, f.For-time.Since(began))
 	return errors.Join(err, f.n.begin())
 }
 

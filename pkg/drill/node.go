@@ -53,10 +53,13 @@ type node struct {
 	ctx     context.Context                         // of the drill
 }
 
-// begin starts the process and waits until it is ready.
+// begin starts the process, if none runs, and waits until it is ready.
 func (n *node) begin() error {
 	n.turn.Lock()
 	defer n.turn.Unlock()
+	if n.alive() {
+		return nil
+	}
 	return n.beginLocked()
 }
 

@@ -71,7 +71,7 @@ const ms = time.Millisecond
 var traits = []trait{
 	{kind: Kill, area: nodes, min: 0, max: 3000 * ms},
 	{kind: Pause, area: nodes, min: 1000 * ms, max: 8000 * ms},
-	{kind: Restart, area: nodes, min: 0, max: 1000 * ms},
+	{kind: Restart, area: nodes, min: 1500 * ms, max: 4000 * ms},
 	{kind: Disk, area: nodes, min: 1500 * ms, max: 5000 * ms, root: true},
 	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms},
 	{kind: Clock, area: nodes, min: 2000 * ms, max: 5000 * ms, levels: []string{"-1h", "-3s", "-700ms", "-30ms", "2s", "4m"}, tag: true},
@@ -94,6 +94,9 @@ var traits = []trait{
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
 	{kind: Members, area: peers, min: 1500 * ms, max: 3000 * ms, also: []area{links, nodes}},
 }
+
+// areas are those that a fault of the kind needs for itself.
+func (t *trait) areas() []area { return append([]area{t.area}, t.also...) }
 
 func traitOf(k Kind) *trait {
 	for i := range traits {
@@ -191,7 +194,7 @@ func (p *planner) place(at *time.Duration) bool {
 	if len(t.levels) > 0 {
 		e.Level = t.levels[p.rng.IntN(len(t.levels))]
 	}
-	taken := append([]area{t.area}, t.also...)
+	taken := t.areas()
 	e.At = *at + time.Duration(p.rng.IntN(800))*ms
 	for _, a := range taken {
 		e.At = max(e.At, p.free[a])

@@ -36,7 +36,7 @@ func TestPlan(t *testing.T) {
 			}
 			used[e.Kind]++
 			tr := traitOf(e.Kind)
-			for _, a := range append([]area{tr.area}, tr.also...) {
+			for _, a := range tr.areas() {
 				if e.At < busy[a] {
 					t.Fatalf("%v begins before another of its area has ended:\n%s", e, Print(events))
 				}

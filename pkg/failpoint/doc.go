@@ -4,7 +4,7 @@
 //
 // # Rules
 //
-// The environment variable IMD_FAILPOINTS names the file. It is looked at
+// The environment variable IMD_TEST_POINTS names the file. It is looked at
 // twenty times a second, so that rules come and go while the server runs. Each
 // line is one rule:
 //

@@ -13,7 +13,7 @@ import (
 // The environment variables that builds with the tag drill read, once, at start.
 const (
 	// FileVar names the file of rules.
-	FileVar = "IMD_FAILPOINTS"
+	FileVar = "IMD_TEST_POINTS"
 	// BadVar names a defect.
 	BadVar = "IMD_TEST_BAD"
 )
