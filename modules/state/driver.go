@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
@@ -88,6 +89,7 @@ func (d *driver) run(ctx context.Context) {
 			}
 			done := d.do(d.call(ctx, w))
 			if len(done) > 0 {
+				failpoint.Hit(failpoint.BeforeFanout)
 				d.after(done)
 			}
 		}
@@ -145,6 +147,12 @@ func (d *driver) guarded(ctx context.Context, w *work) (ev evResult) {
 		ev.change, ev.err = d.store.Change(ctx, *w.change.change)
 		return ev
 	}
+	if err := failpoint.Error(failpoint.BeforeAppend); err != nil {
+		return evResult{err: err}
+	}
 	ev.results, ev.err = d.store.Append(ctx, w.append)
+	if err := failpoint.Error(failpoint.AfterAppend); err != nil {
+		return evResult{err: fmt.Errorf("%w: %w", store.ErrUnknownOutcome, err)}
+	}
 	return ev
 }
