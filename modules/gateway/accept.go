@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -57,6 +58,7 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 	ws, err := websocket.Accept(&hijacker{ResponseWriter: w, wire: s.wire}, r, &websocket.AcceptOptions{
 		Subprotocols:       []string{enc.Subprotocol()},
 		InsecureSkipVerify: true, // examine checks the origin, more strictly
+		OnPingReceived:     func(context.Context, []byte) bool { return s.pinged() },
 	})
 	if err != nil {
 		g.admission.leave(addr, true)

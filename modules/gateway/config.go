@@ -26,8 +26,9 @@ type Config struct {
 	UnsafeAllowAllOrigins bool `mapstructure:"unsafe_allow_all_origins" doc:"Let * stand in allowed_origins, so that every web page may connect. Default false."`
 	// TrustedProxies may tell the client's address in X-Forwarded-For.
 	TrustedProxies []string `mapstructure:"trusted_proxies" doc:"Addresses or networks of proxies whose X-Forwarded-For is believed, as 10.0.0.0/8; default none."`
-	// MaxConnections is how many sockets are held at most.
-	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 1 to 10000000, default 50000."`
+	// MaxConnections is how many sockets are held at most; 0 = as many as the
+	// process may open files, but for a few.
+	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 0 to 10000000; 0, the default, means as many as the process may open files, less 100."`
 	// MaxUnauthenticated and MaxUnauthenticatedAddress bound sockets before
 	// their hello was accepted.
 	MaxUnauthenticated        int `mapstructure:"max_unauthenticated" doc:"Connections that have not authenticated yet, in all; more get 503. 1 to 1000000, default 4000."`
@@ -104,7 +105,7 @@ type LimitConfig struct {
 func DefaultConfig() Config {
 	return Config{
 		Listen:         "127.0.0.1:8420",
-		MaxConnections: 50_000, MaxUnauthenticated: 4000, MaxUnauthenticatedAddress: 200,
+		MaxUnauthenticated: 4000, MaxUnauthenticatedAddress: 200,
 		HelloTimeout: protocol.HelloTimeout, PingInterval: protocol.PingInterval,
 		PongTimeout: protocol.PongTimeout, WriteTimeout: protocol.WriteTimeout,
 		QueueFrames: protocol.MaxQueueFrames, QueueBytes: protocol.MaxQueueBytes,
@@ -158,7 +159,7 @@ func (c Config) Validate() error {
 	if _, err := parseProxies(c.TrustedProxies); err != nil {
 		p.add("trusted_proxies", "%v", err)
 	}
-	p.number("max_connections", c.MaxConnections, 1, 10_000_000)
+	p.number("max_connections", c.MaxConnections, 0, 10_000_000)
 	p.number("max_unauthenticated", c.MaxUnauthenticated, 1, 1_000_000)
 	p.number("max_unauthenticated_address", c.MaxUnauthenticatedAddress, 1, 1_000_000)
 	p.duration("hello_timeout", c.HelloTimeout, 100*time.Millisecond, 30*time.Second)

@@ -33,7 +33,7 @@ const (
 	stopTime  = 1300 * time.Millisecond
 	lastCalls = 300 * time.Millisecond
 	// spareFiles is how many descriptors the process needs besides clients'.
-	spareFiles = 200
+	spareFiles = 100
 )
 
 // verifier checks tokens.
@@ -130,7 +130,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
-	g.admission = &admission{most: cfg.MaxConnections, mostPending: cfg.MaxUnauthenticated,
+	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
 	return g, nil
 }
@@ -165,7 +165,7 @@ func (g *Gateway) comeIn() bool {
 // Start takes the client port, so that a port in use fails the start and not
 // the first client.
 func (g *Gateway) Start(ctx context.Context) error {
-	g.raiseFileLimit()
+	g.setCeiling()
 	if g.origins.all {
 		g.Log.Warn("every web page may connect: gateway.unsafe_allow_all_origins is on")
 	}
@@ -269,22 +269,38 @@ func (g *Gateway) Close() error {
 	return nil
 }
 
-// raiseFileLimit lets the process open as many files as it may, and says so if
-// that is too few.
-func (g *Gateway) raiseFileLimit() {
+// setCeiling lets the process open as many files as it may and settles how many
+// connections it takes. It says so if more are allowed than can be.
+func (g *Gateway) setCeiling() {
+	files, err := raiseFileLimit()
+	if err != nil {
+		g.Log.Warn("the limit of open files is not known", obs.Err(err))
+		files = 1 << 10
+	}
+	most := g.cfg.MaxConnections
+	if most == 0 {
+		most = int(min(max(files, 2*spareFiles)-spareFiles, 10_000_000))
+	} else if uint64(most)+spareFiles/2 > files {
+		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
+			zap.Int("max_connections", most), zap.Uint64("open_files", files))
+	}
+	g.admission.mu.Lock()
+	g.admission.most = most
+	g.admission.mu.Unlock()
+}
+
+// raiseFileLimit raises the soft limit of open files to the hard one and
+// returns what holds then.
+func raiseFileLimit() (uint64, error) {
 	var l syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
-		g.Log.Warn("the limit of open files is not known", obs.Err(err))
-		return
+		return 0, err
 	}
 	if l.Cur < l.Max {
 		raised := syscall.Rlimit{Cur: l.Max, Max: l.Max}
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised); err == nil {
-			l = raised
+		if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised) == nil {
+			return raised.Cur, nil
 		}
 	}
-	if uint64(g.cfg.MaxConnections)+spareFiles > l.Cur {
-		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
-			zap.Int("max_connections", g.cfg.MaxConnections), zap.Uint64("open_files", l.Cur))
-	}
+	return l.Cur, nil
 }

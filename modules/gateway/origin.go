@@ -33,11 +33,11 @@ func newOrigins(c Config) origins {
 func (o origins) check(headers []string, host string) string {
 	switch {
 	case len(headers) == 0 && o.required:
-		return "a request without Origin is refused; see gateway.require_origin"
+		return "a request without Origin is refused (gateway.require_origin); web pages need one that is listed in gateway.allowed_origins"
 	case len(headers) == 0:
 		return ""
 	case len(headers) > 1:
-		return "a request has at most one Origin"
+		return fmt.Sprintf("a request has at most one Origin, this one has %q; one that is listed in gateway.allowed_origins may connect", headers)
 	case o.permits(headers[0], host):
 		return ""
 	}

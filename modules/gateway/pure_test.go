@@ -386,7 +386,7 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 	c.Listen = ""
 	c.AllowedOrigins = []string{"*", "app.example", "https://a.example/path"}
 	c.TrustedProxies = []string{"proxy.local"}
-	c.MaxConnections = 0
+	c.MaxConnections = -1
 	c.PingInterval = time.Millisecond
 	c.QueueFrames = 1
 	c.Login = LoginConfig{Mode: "newest"}

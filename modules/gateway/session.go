@@ -238,6 +238,17 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	return nil
 }
 
+// pinged counts a WebSocket ping like a frame; false = above the rate, and it
+// gets no pong.
+func (s *session) pinged() bool {
+	now := time.Now()
+	ok, _ := s.g.limits.frame(now, &s.bucket)
+	if !ok {
+		s.refused(now)
+	}
+	return ok
+}
+
 func (s *session) phaseNow() phase {
 	s.mu.Lock()
 	defer s.mu.Unlock()
