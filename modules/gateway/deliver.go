@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/run"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -150,7 +151,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 func (s *session) wake(now time.Time) {
 	s.mu.Lock()
 	s.wakeAt = time.Time{}
-	var out []outRun
+	var out []run.Out
 	switch {
 	case s.phase == waiting && !now.Before(s.helloBy):
 		s.endLocked("auth_timeout", "no hello in time", 0)
@@ -163,13 +164,13 @@ func (s *session) wake(now time.Time) {
 	s.submit(out)
 }
 
-func (s *session) wakeOnline(now time.Time) []outRun {
+func (s *session) wakeOnline(now time.Time) []run.Out {
 	if !now.Before(s.expires) {
 		s.endLocked("token_expired", "the token expired", 0)
 		return nil
 	}
-	var e effects
-	s.runs.expire(now, &e)
+	var e run.Effects
+	s.runs.Expire(now, &e)
 	s.answerLocked(now, &e)
 	s.redeliver(now)
 	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
@@ -186,9 +187,9 @@ func (s *session) wakeOnline(now time.Time) []outRun {
 	}
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
-	s.wakeLocked(s.runs.next())
+	s.wakeLocked(s.runs.Next())
 	s.wakeLocked(s.unacked.next)
-	return e.submit
+	return e.Submit
 }
 
 // redeliver sends what was not acknowledged again, if the client has read what

@@ -18,6 +18,8 @@ import (
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
+var t0 = time.Unix(1_800_000_000, 0)
+
 func TestRedeliveryFollowsTheSchedule(t *testing.T) {
 	p := pending{first: 3 * time.Second, jitter: func() float64 { return 1 }}
 	p.add(t0, "c", 7, []byte("seven"))

@@ -17,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/rate"
+	"github.com/imdhq/imd/pkg/run"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -84,7 +85,7 @@ type session struct {
 	route    uint64 // route epoch of the claim
 	claimed  bool
 	early    []*shared // deliveries before the welcome
-	runs     runs
+	runs     run.Queue
 	requests int // without an answer, other than sends
 	unacked  pending
 	seen     seen
@@ -284,7 +285,7 @@ func (s *session) waitForRoom(long bool) bool {
 
 func (s *session) crowded(long bool) bool {
 	s.mu.Lock()
-	full := s.runs.unanswered >= protocol.ServerSendWindow || s.requests >= protocol.ServerRequestWindow
+	full := s.runs.Unanswered() >= protocol.ServerSendWindow || s.requests >= protocol.ServerRequestWindow
 	s.mu.Unlock()
 	if !full && long {
 		s.q.askRoom() // before the look, so that no write goes unnoticed between
@@ -402,7 +403,8 @@ func (s *session) free(cause error) {
 	if s.phase != ended {
 		s.endedLocked(lossOf(cause))
 	}
-	s.early, s.runs.convs, s.unacked.convs = nil, nil, nil
+	s.early, s.unacked.convs = nil, nil
+	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)
 	s.g.hub.remove(s)

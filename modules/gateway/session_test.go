@@ -260,7 +260,7 @@ func TestAFloodAgainstAStalledStore(t *testing.T) {
 		s := w.g.hub.all()[0]
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.runs.unanswered == protocol.ServerSendWindow && s.stalled.Load()
+		return s.runs.Unanswered() == protocol.ServerSendWindow && s.stalled.Load()
 	})
 	release()
 	if err := <-written; err != nil {
