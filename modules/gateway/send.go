@@ -110,7 +110,7 @@ func (s *session) answerLocked(now time.Time, e *run.Effects) {
 	for _, a := range e.Answers {
 		s.g.m.send.Observe(now.Sub(a.Send.Arrived).Seconds())
 		if a.Ack.Status == clientv1.Ack_ACK_OK {
-			s.seen.knows(a.Ack.ConversationId, a.Ack.Seq)
+			s.seen.Knows(a.Ack.ConversationId, a.Ack.Seq)
 		}
 		s.replyLocked(ackFrame(a.Send.ID, a.Ack))
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/delivery"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/rate"
@@ -87,8 +88,8 @@ type session struct {
 	early    []*shared // deliveries before the welcome
 	runs     run.Queue
 	requests int // without an answer, other than sends
-	unacked  pending
-	seen     seen
+	unacked  delivery.Pending
+	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
@@ -100,7 +101,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 		g: g, wire: w, enc: enc, addr: addr, id: newSessionID(),
 		done: make(chan struct{}), resume: make(chan struct{}, 1),
 		beat:    heartbeat{interval: g.cfg.PingInterval, timeout: g.cfg.PongTimeout},
-		unacked: pending{first: g.cfg.RedeliverAfter, jitter: jitter},
+		unacked: delivery.Pending{First: g.cfg.RedeliverAfter, Jitter: jitter},
 	}
 	s.timer.session = s
 	s.q = queue{
@@ -403,7 +404,8 @@ func (s *session) free(cause error) {
 	if s.phase != ended {
 		s.endedLocked(lossOf(cause))
 	}
-	s.early, s.unacked.convs = nil, nil
+	s.early = nil
+	s.unacked.Clear()
 	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)
