@@ -59,6 +59,16 @@ func TestAnAckEndsRedeliveryOfItsRangeOnly(t *testing.T) {
 	}
 }
 
+// A connection that owes nothing is not woken for redeliveries.
+func TestNothingIsDueOnceAllIsAcknowledged(t *testing.T) {
+	p := Pending{First: 3 * time.Second, Jitter: func() float64 { return 1 }}
+	p.Add(t0, "c", 1, nil)
+	p.Ack(t0.Add(time.Second), "c", 0, 1)
+	if at := p.Next(); !at.IsZero() {
+		t.Errorf("due %v after the delivery", at.Sub(t0))
+	}
+}
+
 func TestABusyClientIsNotGivenMore(t *testing.T) {
 	p := Pending{First: time.Second, Jitter: func() float64 { return 1 }}
 	p.Add(t0, "c", 1, nil)

@@ -110,11 +110,14 @@ func (p *Pending) Clear() { p.convs, p.n, p.bytes, p.next = nil, 0, 0, time.Time
 // store puts back what was kept of list, which shares its memory.
 func (p *Pending) store(conv string, list, kept []Delivery) {
 	clear(list[len(kept):])
-	if len(kept) == 0 {
-		delete(p.convs, conv)
+	if len(kept) > 0 {
+		p.convs[conv] = kept
 		return
 	}
-	p.convs[conv] = kept
+	delete(p.convs, conv)
+	if p.n == 0 {
+		p.next = time.Time{}
+	}
 }
 
 func (p *Pending) after(now time.Time, times uint8) time.Time {
