@@ -71,6 +71,11 @@ func (s *benchSide) liftLimits(ctx context.Context) bool {
 		cancel()
 		if err == nil {
 			s.say("rate limits are off while bench runs")
+			s.f.o.Returned = func(ctx context.Context) { // a process that was restarted has them on
+				call, cancel := s.f.app.bounded(ctx)
+				defer cancel()
+				_, _ = limits.SetLimits(call, &adminv1.SetLimitsRequest{Off: true}) // or the result shows what was refused
+			}
 			s.undo = append(s.undo, func(ctx context.Context) {
 				if _, err := limits.SetLimits(ctx, &adminv1.SetLimitsRequest{}); err != nil {
 					s.say("the rate limits could not be switched on again: %v", err)

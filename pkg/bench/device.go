@@ -69,6 +69,8 @@ type host struct {
 	entry     entryIn
 	answer    ackIn
 	ranges    []ackRange
+	one       [1]*clientv1.Entry
+	lean      lean
 }
 
 // session is one connection of a device.

@@ -39,6 +39,12 @@ type fake struct {
 	silent func(n int) bool                                             // swallow the send
 	lose   func(conv string, seq int64) bool                            // do not deliver
 	cut    int                                                          // cut the connection after so many sends, once
+	hint   func(conv string, seq int64) bool                            // write a head in place of a deliver
+	drain  int                                                          // write drain at that send
+	life   time.Duration                                                // of tokens; 0 = for ever
+	epochs func(welcomes int) string                                    // data_epoch; nil = always e
+
+	welcomes, refreshes int
 }
 
 type fakeConv struct {
@@ -130,7 +136,18 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 	case *clientv1.ClientFrame_Hello:
 		c.user = k.Hello.Token
 		c.f.online[c] = true
-		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_Welcome{Welcome: &clientv1.Welcome{Version: 1, UserId: c.user, DataEpoch: "e"}}})
+		c.f.welcomes++
+		w := &clientv1.Welcome{Version: 1, UserId: c.user, DataEpoch: "e", ServerTimeMs: time.Now().UnixMilli(), PingIntervalMs: 25000, PongTimeoutMs: 10000}
+		if c.f.epochs != nil {
+			w.DataEpoch = c.f.epochs(c.f.welcomes)
+		}
+		if c.f.life > 0 {
+			w.TokenExpireMs = w.ServerTimeMs + c.f.life.Milliseconds()
+		}
+		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_Welcome{Welcome: w}})
+	case *clientv1.ClientFrame_RefreshToken:
+		c.f.refreshes++
+		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_RefreshResult{RefreshResult: &clientv1.RefreshResult{TokenExpireMs: time.Now().Add(c.f.life).UnixMilli()}}})
 	case *clientv1.ClientFrame_Send:
 		c.send(m.Id, k.Send)
 	case *clientv1.ClientFrame_Sync:
@@ -160,6 +177,9 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 		_ = c.ws.CloseNow()
 		return
 	}
+	if n == f.drain {
+		c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: 20, CloseAfterMs: 5000}}})
+	}
 	if f.silent != nil && f.silent(n) {
 		return
 	}
@@ -183,7 +203,12 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 		return
 	}
 	for o := range f.online {
-		if o != c && slices.Contains(v.users, o.user) {
+		if o == c || !slices.Contains(v.users, o.user) {
+			continue
+		}
+		if f.hint != nil && f.hint(conv, e.Seq) {
+			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Head{Head: &clientv1.Head{ConversationId: conv, Seq: e.Seq}}})
+		} else {
 			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Deliver{Deliver: &clientv1.Deliver{ConversationId: conv, Entries: []*clientv1.Entry{e}}}})
 		}
 	}

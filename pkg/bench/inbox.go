@@ -38,6 +38,7 @@ type conv struct {
 
 	tl     *timeline.Timeline // nil = not recorded
 	wake   time.Duration      // when tl.Tick is due; 0 = not set
+	last   string             // the sender of the entry before
 	opened bool
 	from   int64 // of the last Open record
 }
@@ -87,12 +88,7 @@ func (b *inbox) ms() int64 { return int64(b.d.h.l.now / time.Millisecond) }
 func (b *inbox) delivered(cv *conv, e *entryIn) {
 	b.d.out.stored(cv, e)
 	if cv.tl != nil {
-		if m := e.entry(); m != nil {
-			if b.d.stranger {
-				b.d.h.rec.show(b.d, cv.id, m)
-			}
-			b.effects(cv, cv.tl.Deliver(b.ms(), []*clientv1.Entry{m}))
-		}
+		b.offer(cv, e)
 		return
 	}
 	if !cv.known {
@@ -107,6 +103,43 @@ func (b *inbox) delivered(cv *conv, e *entryIn) {
 	default:
 		b.gap(cv, e.seq)
 	}
+}
+
+// offer gives an entry to the timeline. One that it will show at once, the usual
+// case, goes without its content: the record is made from what arrived.
+func (b *inbox) offer(cv *conv, e *entryIn) {
+	h := b.d.h
+	var m *clientv1.Entry
+	if e.kind == clientv1.EntryKind_ENTRY_KIND_MESSAGE && e.plain && e.raw != nil && cv.tl.Known() && e.prev <= cv.tl.Have() && !b.d.stranger {
+		m = &clientv1.Entry{Seq: e.seq, PrevSeq: e.prev, Kind: e.kind, MessageId: e.mid, Sender: cv.sender(e.sender), Countable: true}
+		if m.Sender == b.d.user {
+			m.ClientMessageId = string(e.cmid)
+		}
+		h.lean = lean{m, e.text, ""}
+	} else if m = e.entry(); m == nil {
+		return
+	}
+	if b.d.stranger {
+		h.rec.show(b.d, cv.id, m, "")
+	}
+	h.one[0] = m
+	b.effects(cv, cv.tl.Deliver(b.ms(), h.one[:]))
+	h.lean = lean{}
+}
+
+// lean is an entry without content, and the text that belongs to it.
+type lean struct {
+	entry *clientv1.Entry
+	text  []byte
+	hash  string // of the text; empty = not known yet
+}
+
+// sender is s as a string; mostly it is the one of the entry before.
+func (cv *conv) sender(s []byte) string {
+	if string(s) != cv.last {
+		cv.last = string(s)
+	}
+	return cv.last
 }
 
 // next takes an entry that follows what is here.
@@ -136,10 +169,17 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 		return
 	}
 	// The answer stands for the entry: the timeline takes it like any other.
-	cv := b.conv([]byte(id))
-	b.d.h.rec.head(id, a.seq)
-	b.effects(cv, cv.tl.Deliver(b.ms(), []*clientv1.Entry{{Seq: a.seq, PrevSeq: a.prev, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, MessageId: a.mid,
-		ClientMessageId: string(p.cmid[:]), Sender: b.d.user, Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: string(b.d.out.text(p))}}}}))
+	cv, h := b.conv([]byte(id)), b.d.h
+	h.rec.head(id, a.seq)
+	m := &clientv1.Entry{Seq: a.seq, PrevSeq: a.prev, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, MessageId: a.mid, Sender: b.d.user}
+	if cv.tl.Known() && a.prev <= cv.tl.Have() {
+		h.lean = lean{m, nil, p.hash}
+	} else {
+		m.Content = &clientv1.Content{Value: &clientv1.Content_Text{Text: string(b.d.out.text(p))}}
+	}
+	h.one[0] = m
+	b.effects(cv, cv.tl.Deliver(b.ms(), h.one[:]))
+	h.lean = lean{}
 }
 
 // head takes a hint that there is more.

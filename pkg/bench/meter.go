@@ -30,12 +30,12 @@ type meter struct {
 	end       time.Duration // of the measured part, as planned
 	took      float64       // seconds
 
-	seconds   int
 	series    []Sample
 	lastOps   int64
 	lastDel   int64
-	cpu       map[string]float64
+	cpu       map[string]float64 // at the beginning
 	rss       map[string]int64
+	last      map[string]Process // as last seen, should it be gone at the end
 	ownCPU    float64
 	processes []Process
 }
@@ -43,7 +43,7 @@ type meter struct {
 func (m *meter) init(o Options, l *loop) {
 	m.opts, m.clock = o, l
 	m.latencies, m.errors = map[string]*recorder{}, map[string]int64{}
-	m.cpu, m.rss = map[string]float64{}, map[string]int64{}
+	m.cpu, m.rss, m.last = map[string]float64{}, map[string]int64{}, map[string]Process{}
 	m.connecting, m.delivering = m.recorder("connect"), m.recorder("deliver")
 	m.primary = m.recorder("ack")
 }
@@ -85,14 +85,21 @@ func (m *meter) finish() {
 	m.end = min(m.end, m.clock.now)
 	m.took = (m.clock.now - m.began).Seconds()
 	m.ownCPU = ownCPU() - m.ownCPU
-	for name, pid := range m.opts.Processes {
-		cpu, rss, err := usage(pid)
-		if err != nil {
-			continue
-		}
-		m.processes = append(m.processes, Process{Name: name, PID: pid, CPU: cpu - m.cpu[name], RSSBefore: m.rss[name], RSSAfter: rss})
+	m.look()
+	for _, p := range m.last {
+		m.processes = append(m.processes, p)
 	}
 	sort.Slice(m.processes, func(i, j int) bool { return m.processes[i].Name < m.processes[j].Name })
+}
+
+// look reads what the server has used since the beginning.
+func (m *meter) look() {
+	for name, pid := range m.opts.Processes {
+		before, known := m.cpu[name]
+		if cpu, rss, err := usage(pid); err == nil && known {
+			m.last[name] = Process{Name: name, PID: pid, CPU: cpu - before, RSSBefore: m.rss[name], RSSAfter: rss}
+		}
+	}
 }
 
 // counts reports whether what should have begun at t is in the latencies.
@@ -148,7 +155,7 @@ func (m *meter) sample() Sample {
 	s.Ops, s.Deliveries = m.ops-m.lastOps, m.deliveries-m.lastDel
 	m.lastOps, m.lastDel = m.ops, m.deliveries
 	if m.measuring {
-		m.seconds++
+		m.look()
 		s.Second = int((m.clock.now - m.began + time.Second/2) / time.Second)
 		m.series = append(m.series, s)
 	}

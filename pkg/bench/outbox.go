@@ -44,7 +44,7 @@ type send struct {
 	sentAt   time.Duration
 	place    uint32 // of its filler
 	written  bool
-	hash     string // while recording
+	id, hash string // cmid, and the hash of the text; only while recording
 	done     func(p *send, a *ackIn)
 }
 
@@ -73,7 +73,7 @@ func (o *outbox) send(l *lane, intended time.Duration, done func(*send, *ackIn))
 	l.sends = append(l.sends, p)
 	o.count++
 	if o.d.h.rec != nil {
-		p.hash = hashText(o.text(p))
+		p.hash, p.id = hashText(o.text(p)), string(p.cmid[:])
 	}
 	o.await(l)
 	o.pump()

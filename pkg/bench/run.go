@@ -54,6 +54,9 @@ type Options struct {
 
 	Record   *history.Recorder // where to record; nil = nowhere. The caller closes it
 	Progress func(Progress)    // called about once a second; nil = not at all
+	// Returned is called, beside the run and at most once a second, when devices
+	// are back after a loss: the server may be another process now. nil = not.
+	Returned func(ctx context.Context)
 }
 
 // Progress is how far a run is.
@@ -97,6 +100,7 @@ type runner struct {
 
 	onFirst   func(joined time.Duration) // a device is online for the first time
 	connected bool                       // all were online
+	returned  bool                       // devices came back in this second
 	dropping  bool                       // connections end because the scenario wants it
 	lastLoss  error
 	toFill    func() float64 // how much is written of what a scenario reads
@@ -240,6 +244,13 @@ func (r *runner) second() {
 	for _, d := range r.devices {
 		d.check()
 	}
+	if r.returned && r.o.Returned != nil {
+		r.side(func(ctx context.Context) func() {
+			r.o.Returned(ctx)
+			return func() {}
+		})
+	}
+	r.returned = false
 	s := r.sample()
 	if r.o.Progress != nil {
 		r.o.Progress(Progress{Phase: r.phase, Done: r.share(), Up: r.up, Last: s, Fails: r.fails})
@@ -360,6 +371,7 @@ func (r *runner) watch(d *device) {
 		} else if d.onJoin != nil {
 			d.onJoin(joined)
 		}
+		r.returned = r.returned || d.welcomed > 1
 		for _, s := range d.sources {
 			s.kick()
 		}

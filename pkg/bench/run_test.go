@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -395,5 +396,25 @@ func TestSpans(t *testing.T) {
 	want := []span{{"a", 0, 0}, {"b", 0, 9}, {"b", 11, 0}, {"c", 4, 14}}
 	if got := s.all(); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Pairs take turns, and each recording has a folder of its own.
+func TestMeasureOverhead(t *testing.T) {
+	f := newFake(t)
+	o := f.options("send", 4)
+	o.Processes = map[string]int{"imd": os.Getpid()}
+	o.Duration = 300 * time.Millisecond
+	folders, removed := 0, 0
+	all, err := MeasureOverhead(t.Context(), o, 2, func() (string, func(), error) {
+		folders++
+		return fmt.Sprintf("%s/%d", t.TempDir(), folders), func() { removed++ }, nil
+	})
+	if err != nil || len(all.Pairs) != 2 || all.Median <= 0 || folders != 2 || removed != 2 {
+		t.Errorf("%+v, %v, %d folders", all, err, folders)
+	}
+	o.Processes = nil
+	if _, err := MeasureOverhead(t.Context(), o, 1, nil); err == nil {
+		t.Error("measured without a server process")
 	}
 }

@@ -44,7 +44,7 @@ func (t *tape) invoke(d *device, p *send) {
 	if t == nil {
 		return
 	}
-	t.rec.Add(opsFile, history.Record{T: t.now(), Kind: history.Invoke, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: string(p.cmid[:]), N: p.n, Hash: p.hash})
+	t.rec.Add(opsFile, history.Record{T: t.now(), Kind: history.Invoke, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: p.id, N: p.n, Hash: p.hash})
 }
 
 // answer records what came back for a send.
@@ -52,7 +52,7 @@ func (t *tape) answer(d *device, p *send, a *ackIn) {
 	if t == nil {
 		return
 	}
-	r := history.Record{T: t.now(), Kind: history.Return, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: string(p.cmid[:])}
+	r := history.Record{T: t.now(), Kind: history.Return, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: p.id}
 	switch a.status {
 	case clientv1.Ack_ACK_OK:
 		r.Ack, r.MID, r.Seq, r.Prev, r.Dup = history.AckOK, a.mid, a.seq, a.prev, a.duplicate
@@ -69,15 +69,19 @@ func (t *tape) unknown(d *device, p *send) {
 	if t == nil {
 		return
 	}
-	t.rec.Add(opsFile, history.Record{T: t.now(), Kind: history.Return, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: string(p.cmid[:]), Ack: history.AckUnknown})
+	t.rec.Add(opsFile, history.Record{T: t.now(), Kind: history.Return, User: d.user, Device: d.id, Conv: p.lane.conv, CMID: p.id, Ack: history.AckUnknown})
 }
 
-// show records an entry that a device shows. Entry is empty for a message.
-func (t *tape) show(d *device, conv string, e *clientv1.Entry) {
+// show records an entry that a device shows. hash is that of its content, if it
+// is known already; in the record, Entry is empty for a message.
+func (t *tape) show(d *device, conv string, e *clientv1.Entry, hash string) {
 	r := history.Record{T: t.now(), Kind: history.Show, User: d.user, Device: d.id, Conv: conv, Seq: e.Seq, MID: e.MessageId}
-	if e.Kind != clientv1.EntryKind_ENTRY_KIND_MESSAGE {
+	switch {
+	case e.Kind != clientv1.EntryKind_ENTRY_KIND_MESSAGE:
 		r.Entry = entryName(e.Kind)
-	} else if e.Content != nil {
+	case hash != "":
+		r.Hash = hash
+	default:
 		r.Hash = hashOf(e.Kind, e.TargetSeq, e.Content)
 	}
 	t.rec.Add(viewFile, r)
@@ -86,7 +90,7 @@ func (t *tape) show(d *device, conv string, e *clientv1.Entry) {
 // leak records what a device was given that it must not see.
 func (t *tape) leak(d *device, conv string, e *clientv1.Entry) {
 	if t != nil {
-		t.show(d, conv, e)
+		t.show(d, conv, e, "")
 	}
 }
 

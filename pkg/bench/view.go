@@ -19,9 +19,18 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 		b.open(cv)
 	}
 	for _, e := range fx.Show {
-		h.rec.show(b.d, cv.id, e)
+		text, hash := []byte(nil), ""
+		if e == h.lean.entry {
+			text, hash = h.lean.text, h.lean.hash
+			if hash == "" {
+				hash = hashText(text)
+			}
+		} else {
+			text = []byte(e.Content.GetText())
+		}
+		h.rec.show(b.d, cv.id, e, hash)
 		if e.Sender != b.d.user {
-			h.shown([]byte(e.Content.GetText()))
+			h.shown(text)
 		}
 	}
 	if fx.History != nil {

@@ -139,6 +139,9 @@ func (o *outbox) retry(frameID uint32, e *clientv1.Error, now time.Time) {
 		o.forget(later)
 	}
 	l.inflight, l.refused = at, true
+	if m.out != nil && e != nil {
+		m.out.refusal.Store(fromWire(e))
+	}
 	if e.GetReason() == protocol.ReasonBehind {
 		// What holds the run is not here any more: give it up.
 		l.runStart = at == 0

@@ -192,3 +192,20 @@ func TestOutboxOverdue(t *testing.T) {
 		t.Error("overdue is not at 10 s")
 	}
 }
+
+// A refusal for now is kept for people who wait for the message.
+func TestARefusalIsTold(t *testing.T) {
+	o := newOutbox(10)
+	out := &Outgoing{ClientMessageID: "m", done: make(chan struct{})}
+	m := &outMsg{id: "m", lane: "c", out: out, send: &clientv1.Send{}}
+	o.add(m)
+	now := time.Now()
+	m.frameID, o.byFrame[7], o.lanes["c"].inflight = 7, m, 1
+	if out.Refused() != nil {
+		t.Error("refused before it was")
+	}
+	o.retry(7, &clientv1.Error{Reason: "busy", Message: "later", Retryable: true}, now)
+	if r := out.Refused(); r == nil || r.Reason != "busy" || r.Message != "later" {
+		t.Errorf("refused with %v", r)
+	}
+}

@@ -1,0 +1,272 @@
+package requirements
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// A client that reads steadily, but slower than a burst comes, gets all of it
+// in order and is never disconnected. 2,000 messages of 1 KB come at once, and
+// again; the client reads 400 a second.
+func TestR23ShortBursts(t *testing.T) {
+	t.Parallel()
+	const burst, pace = 2000, time.Second / 400
+	n := node(t, unhurried...)
+	a := login(t, n, "ann", "d")
+	conv := a.MustSend(testenv.ToUser("bob", "0")).ConversationId
+	b := testenv.Login(t, n.URL(), protocol.JSON, n.Token("bob"), "d")
+	r := &reader{c: b, conv: conv, have: 1}
+	rss := n.Resident()
+	for round := range 2 {
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			pad := strings.Repeat("x", 1000)
+			a.SendAll(numbered(burst, func(s string) *clientv1.Send { return testenv.ToUser("bob", s+" "+pad) }))
+		}()
+		for want := (round + 1) * burst; r.count() < want; {
+			f := b.Take("what comes", func(f *clientv1.ServerFrame) bool { return isDeliver(f) || f.GetHead() != nil })
+			before := r.count()
+			if isDeliver(f) {
+				r.take(f)
+			}
+			for h := f.GetHead().GetSeq(); r.have < h; {
+				p := b.History(&clientv1.History{ConversationId: conv, AfterSeq: r.have, Limit: 50})
+				for _, e := range p.Entries {
+					r.show(e)
+				}
+				time.Sleep(time.Duration(len(p.Entries)) * pace)
+				b.Write(ackFrame(conv, 0, r.have))
+				before = r.count()
+			}
+			time.Sleep(time.Duration(r.count()-before) * pace)
+			b.Write(ackFrame(conv, 0, r.have))
+		}
+		<-sent
+	}
+	for i, e := range r.shown {
+		if got, _, _ := strings.Cut(e.Content.GetText(), " "); got != fmt.Sprint(i%burst+1) {
+			t.Fatalf("message %d is %q", i, got)
+		}
+	}
+	if b.Closed() {
+		t.Error("it was disconnected")
+	}
+	if grown := n.Resident() - rss; grown > 100<<20 {
+		t.Errorf("memory grew by %d MiB", grown>>20)
+	}
+}
+
+// With few descriptors, connections over the ceiling are refused at once, those
+// that are there go on, and newcomers are taken when some have gone.
+func TestR26FewDescriptors(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{200, 1000} {
+		t.Run(fmt.Sprint("max_connections ", most), func(t *testing.T) {
+			n := &testenv.Node{Dir: t.TempDir() + "/data", Under: []string{"sh", "-c", `ulimit -n 256; exec "$0" "$@"`},
+				Args: set(fmt.Sprint("gateway.max_connections=", most), "gateway.hello_timeout=30s")}
+			n.Begin(t)
+			if !strings.Contains(n.Log(), "more connections are allowed than the process may open files") {
+				t.Error("the start does not warn of the ceiling")
+			}
+			var chatting []*testenv.Client
+			for i := range 20 {
+				chatting = append(chatting, login(t, n, fmt.Sprint("u", i), "d"))
+			}
+			stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
+			go func() {
+				worst := time.Duration(0)
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						slowest <- worst
+						return
+					case <-time.After(10 * time.Millisecond):
+						began := time.Now()
+						if ack := chatting[i%20].Send(testenv.ToUser("friend", "x")); ack.Status != clientv1.Ack_ACK_OK {
+							t.Errorf("not stored: %v", ack)
+						}
+						worst = max(worst, time.Since(began))
+					}
+				}
+			}()
+			var open []*testenv.Client
+			refused := 0
+			for range 400 {
+				began := time.Now()
+				c, res, err := testenv.TryDial(t, n.URL(), protocol.Proto, testenv.DialOptions{})
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("an answer took %v", took)
+				}
+				switch {
+				case err == nil:
+					open = append(open, c)
+				case res == nil || res.StatusCode != 503:
+					t.Errorf("refused with %v, %v", res, err)
+				default:
+					refused++
+				}
+			}
+			t.Logf("%d open, %d refused", len(open), refused)
+			if refused == 0 || len(open) == 0 {
+				t.Errorf("%d open, %d refused", len(open), refused)
+			}
+			cpu := n.Metric("process_cpu_seconds_total")
+			time.Sleep(time.Second)
+			if spent := n.Metric("process_cpu_seconds_total") - cpu; spent > .5 {
+				t.Errorf("the process spends %.2f s of CPU a second", spent)
+			}
+			for _, c := range open[len(open)/4:] {
+				c.Cut()
+			}
+			began := time.Now()
+			eventually(t, "a new connection", 2*time.Second, func() bool {
+				_, _, err := testenv.TryDial(t, n.URL(), protocol.Proto, testenv.DialOptions{})
+				return err == nil
+			})
+			t.Logf("new ones are taken %v after some have gone", time.Since(began).Round(time.Millisecond))
+			closed := 0
+			for _, c := range mute(t, n, 300) {
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				if _, err := c.Read(make([]byte, 1)); !os.IsTimeout(err) {
+					closed++
+				}
+				c.Close()
+			}
+			if closed == 0 {
+				t.Error("300 connections that say nothing may all stay")
+			}
+			close(stop)
+			if worst := <-slowest; worst > time.Second {
+				t.Errorf("one that was there waited %v", worst)
+			}
+		})
+	}
+}
+
+// mute opens connections that say nothing.
+func mute(t *testing.T, n *testenv.Node, count int) (all []net.Conn) {
+	t.Helper()
+	for range count {
+		c, err := net.DialTimeout("tcp", n.Endpoints().Public, testenv.Patience)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		t.Cleanup(func() { c.Close() })
+		all = append(all, c)
+	}
+	return all
+}
+
+// 3,000 clients come back at once after a kill; all are in within 30 s, and
+// those who were first are served all the time.
+func TestR53AReconnectWave(t *testing.T) {
+	t.Parallel()
+	wave := 3000
+	if limit := descriptors(t); limit < 2*wave+500 { // both ends are on this machine
+		t.Fatalf("%d clients need more than the %d files that may be open", wave, limit)
+	}
+	n := node(t)
+	n.Kill()
+	n.Start()
+	tokens := make([]string, wave)
+	for i := range tokens {
+		tokens[i] = n.Token(fmt.Sprint("w", i))
+	}
+	first := login(t, n, "first", "d")
+	stop, worst := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		slowest := []time.Duration{}
+		for {
+			select {
+			case <-stop:
+				worst <- nearlySlowest(slowest)
+				return
+			case <-time.After(10 * time.Millisecond):
+				began := time.Now()
+				if ack := first.Send(testenv.ToUser("friend", "x")); ack.Status == clientv1.Ack_ACK_OK {
+					slowest = append(slowest, time.Since(began))
+				}
+			}
+		}
+	}()
+	var wg sync.WaitGroup
+	var in, refused atomic.Int64
+	base := n.URL()
+	began := time.Now()
+	for i := range wave {
+		wg.Go(func() {
+			for attempt := 0; time.Since(began) < 30*time.Second; attempt++ {
+				c, res, err := testenv.TryDial(t, base, protocol.Proto, testenv.DialOptions{})
+				if err == nil {
+					id := c.ID()
+					_ = c.TryWrite(helloFrame(id, tokens[i], "d"))
+					f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
+					if f.GetWelcome() != nil {
+						in.Add(1)
+						return
+					}
+					err = fmt.Errorf("answered with %v", f)
+				}
+				if res != nil && res.StatusCode != 503 && res.StatusCode != 429 && res.StatusCode != 101 {
+					t.Errorf("refused with %d: %v", res.StatusCode, err)
+					return
+				}
+				refused.Add(1)
+				time.Sleep(time.Second + time.Duration(rand.Int64N(int64(2*time.Second))))
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(began)
+	close(stop)
+	slowest := <-worst
+	t.Logf("%d clients in %v, %d refusals on the way, acks of one who was there within %v", in.Load(), took.Round(time.Millisecond), refused.Load(), slowest.Round(time.Millisecond))
+	if in.Load() != int64(wave) || took > 30*time.Second {
+		t.Errorf("%d of %d were in after %v", in.Load(), wave, took)
+	}
+	if slowest > time.Second {
+		t.Errorf("one who was there waited %v", slowest)
+	}
+}
+
+// nearlySlowest is the 99th percentile.
+func nearlySlowest(all []time.Duration) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[len(sorted)*99/100]
+}
+
+// descriptors is how many files this process may open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/limits")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
+			var soft int
+			if _, err := fmt.Sscan(rest, &soft); err == nil {
+				return soft
+			}
+		}
+	}
+	t.Fatal("no limit of open files is known")
+	return 0
+}
