@@ -41,7 +41,7 @@ type conv struct {
 	last   string             // the sender of the entry before
 	opened bool
 	from   int64 // of the last Open record
-	last   int64 // newest entry that it is recorded to have
+	held   int64 // newest entry that it is recorded to have
 }
 
 // seen is the newest entry that is here.
@@ -265,8 +265,8 @@ func (b *inbox) connected(epoch string, syncing bool) {
 			continue
 		}
 		if cv.opened {
-			cv.last = cv.tl.Have()
-			b.d.h.rec.have(b.d, cv.id, cv.last)
+			cv.held = cv.tl.Have()
+			b.d.h.rec.have(b.d, cv.id, cv.held)
 		}
 		cv.tl.Connected()
 		if !syncing {

@@ -29,7 +29,7 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 			text = []byte(e.Content.GetText())
 		}
 		h.rec.show(b.d, cv.id, e, hash)
-		cv.last = e.Seq
+		cv.held = e.Seq
 		if e.Sender != b.d.user {
 			h.shown(text)
 		}
@@ -52,10 +52,10 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 // user was away and is back, and what it has it keeps.
 func (b *inbox) open(cv *conv) {
 	from := cv.tl.From()
-	if !cv.tl.Known() || cv.opened && from <= max(cv.from, cv.last) {
+	if !cv.tl.Known() || cv.opened && from <= max(cv.from, cv.held) {
 		return
 	}
-	cv.opened, cv.from, cv.last = true, from, from
+	cv.opened, cv.from, cv.held = true, from, from
 	b.d.h.rec.open(b.d, cv.id, from)
 }
 
