@@ -47,7 +47,7 @@ type submission struct {
 }
 
 func (g *gateway) start() {
-	g.links, g.sessions, g.outlets, g.since = nil, nil, nil, -1
+	g.links, g.sessions, g.outlets, g.since = nil, nil, nil, everything
 	for _, n := range g.w.states {
 		g.outlets = append(g.outlets, &submitter{node: n})
 	}
@@ -178,7 +178,7 @@ func (g *gateway) compare() {
 	}
 	since := g.since
 	g.read(func(reply func(any)) {
-		if since < 0 {
+		if since == everything {
 			since = g.w.now // a version to begin with
 		}
 		heads, next := g.w.store.heads(users, since)
