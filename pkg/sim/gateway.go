@@ -19,6 +19,7 @@ const (
 	submitSends   = 200
 	submitBytes   = 256 << 10
 	readTimeout   = 1200 * time.Millisecond
+	firstCompare  = time.Second // between tries of the first comparison of heads
 )
 
 // gateway is one node with the gateway role.
@@ -164,7 +165,13 @@ func (g *gateway) read(serve func(reply func(any)), done func(res any, ok bool))
 // know them.
 func (g *gateway) compare() {
 	interval := g.w.plan.antiEntropy
-	again := func() { g.later(g.w.between(interval*8/10, interval*12/10), g.compare) }
+	again := func() {
+		wait := g.w.between(interval*8/10, interval*12/10)
+		if g.since == everything {
+			wait = min(wait, firstCompare)
+		}
+		g.later(wait, g.compare)
+	}
 	var users []im.UserID
 	for _, s := range g.sessions {
 		if !slices.Contains(users, s.user) {
@@ -184,7 +191,7 @@ func (g *gateway) compare() {
 		heads, next := g.w.store.heads(users, since)
 		reply(answer{heads, next, g.w.store.epochName()})
 	}, func(res any, ok bool) {
-		again()
+		defer again()
 		if !ok {
 			return
 		}

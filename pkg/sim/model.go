@@ -20,11 +20,12 @@ const everything = -time.Hour
 // model is the message store as its port describes it, kept the simple way.
 // Each call happens at one instant.
 type model struct {
-	w      *world
-	convs  []*modelConv
-	byID   map[im.ConversationID]*modelConv
-	epoch  int
-	tokens []syncToken
+	w       *world
+	convs   []*modelConv
+	byID    map[im.ConversationID]*modelConv
+	epoch   int
+	tokens  []syncToken
+	changes map[im.ClientMessageID]store.ChangeResult // first answers
 }
 
 // modelConv is one conversation: its log, what is stored under which key, and
@@ -173,7 +174,9 @@ func (m *model) change(ch *store.Change, began time.Duration) (res store.ChangeR
 	c := m.byID[ch.Conversation]
 	k := modelKey{ch.Actor, ch.RequestID}
 	if e := c.keys[k]; e != nil {
-		return store.ChangeResult{Conversation: c.id, Entry: im.Entry{Seq: im.Seq(e.Seq), MessageID: im.MessageID(e.MessageId)}, Duplicate: true}, nil
+		res = m.changes[ch.RequestID]
+		res.Duplicate = true
+		return res, nil
 	}
 	if c.locked > m.w.now {
 		return res, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "model", "locked")
@@ -200,6 +203,7 @@ func (m *model) change(ch *store.Change, began time.Duration) (res store.ChangeR
 	}
 	c.members[user].stamp = began
 	m.w.commits++
+	defer func() { m.changes[ch.RequestID] = res }()
 	res.Conversation, res.Entry = c.id, im.Entry{Seq: im.Seq(e.Seq), MessageID: im.MessageID(e.MessageId)}
 	return res, nil
 }
