@@ -152,7 +152,7 @@ func (d *device) hello(l *link) {
 		return
 	}
 	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{DeviceId: d.id}}}, nil)
-	d.rest = d.listing
+	d.rest, d.again = d.listing, false
 	d.sync()
 	d.flush()
 }
@@ -204,7 +204,7 @@ func (d *device) flush() {
 
 // sync asks what changed.
 func (d *device) sync() {
-	d.again, d.syncing, d.syncAt = false, true, d.w.now+syncPause
+	d.syncing, d.syncAt = true, d.w.now+syncPause
 	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
 	clear(d.cursors)
 	for _, v := range d.views {
@@ -253,7 +253,7 @@ func (d *device) synced(r *clientv1.SyncResult) {
 	}
 	d.full = nil
 	if d.rest {
-		d.rest = false
+		d.rest, d.again = false, false
 		d.sync()
 		return
 	}

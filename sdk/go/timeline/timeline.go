@@ -176,6 +176,7 @@ func (t *Timeline) SendAck(now int64, a *clientv1.SendAck) (fx Effects) {
 // Head takes a head frame.
 func (t *Timeline) Head(now, seq int64) (fx Effects) {
 	if !t.known {
+		t.head = max(t.head, seq) // the state may have been read before it
 		fx.Sync = true
 		return fx
 	}
