@@ -352,6 +352,9 @@ func (m *model) heads(users []im.UserID, since time.Duration) ([]userHead, time.
 			}
 		}
 	}
+	if m.w.bad == NoOverlap {
+		return all, m.w.now
+	}
 	return all, m.w.now - overlap
 }
 

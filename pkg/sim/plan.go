@@ -32,6 +32,7 @@ type plan struct {
 	unknown, late, away, locked, slow float64 // outcomes of calls to the store
 	poison                            float64 // sends that the store cannot take
 	submitLoss, readLoss, fanLoss     float64 // calls between roles
+	slowClaims                        float64 // of routes
 	withdraw                          float64 // of sends
 
 	resets, silences, stalls     int // connections that break, go silent, stop for a while
@@ -47,7 +48,7 @@ func makePlan(r *rand.Rand) plan {
 		users: some(2, 4), devices: some(1, 2), convs: some(1, 3), gateways: some(1, 2), states: 2, lanes: some(1, 2),
 		sends: some(10, 50), span: time.Duration(some(2, 12)) * time.Second, burst: some(1, 12),
 		large: r.IntN(4) == 0, holes: r.IntN(5) == 0, sealed: r.IntN(4) == 0,
-		antiEntropy: 30 * time.Second, pageLimit: []int{0, 1, 5, 20}[r.IntN(4)], syncStates: some(1, 3),
+		antiEntropy: []time.Duration{30 * time.Second, 30 * time.Second, 2 * time.Second}[r.IntN(3)], pageLimit: []int{0, 1, 5, 20}[r.IntN(4)], syncStates: some(1, 3),
 		historyMost: []int{1, 4, 100}[r.IntN(3)], window: 256, queue: 1024, submitCalls: some(1, 4),
 	}
 	if r.IntN(6) == 0 {
@@ -62,6 +63,7 @@ func makePlan(r *rand.Rand) plan {
 	p.storeFaults(r)
 	p.processFaults(r)
 	if p.sealed {
+		p.resets += 2 + r.IntN(12)
 		p.antiEntropy, p.fanLoss, p.stateCrashes, p.pushCrashes, p.restores = 0, 0, 0, 0, 0
 		p.statePauses = 0    // a fan-out that waits too long is dropped
 		p.gatewayCrashes = 0 // a claim of a dead gateway may displace a later one, which nobody is told
@@ -90,7 +92,7 @@ func (p *plan) storeFaults(r *rand.Rand) {
 	p.unknown, p.late, p.away = rate(r, 0.3), rate(r, 0.15), rate(r, 0.2)
 	p.locked, p.slow, p.poison = rate(r, 0.3), rate(r, 0.3), rate(r, 0.08)
 	p.submitLoss, p.readLoss, p.fanLoss = rate(r, 0.15), rate(r, 0.1), rate(r, 0.3)
-	p.withdraw = rate(r, 0.15)
+	p.withdraw, p.slowClaims = rate(r, 0.15), rate(r, 0.6)
 }
 
 func (p *plan) processFaults(r *rand.Rand) {
