@@ -21,6 +21,10 @@ const (
 	refused     = time.Minute // before a refused request is made again
 	historyJobs = protocol.ServerRequestWindow / 4
 	forever     = time.Duration(1<<63 - 1)
+	// claimsEnd is how long a claim may be on its way. One that arrives behind a
+	// later one of its device takes the place of that without its knowing; heads
+	// make up for it.
+	claimsEnd = 1500 * time.Millisecond
 )
 
 // device is one installed client. Its outbox and its timelines are real; the
@@ -180,6 +184,9 @@ func (d *device) lost(l *link, why string) {
 	d.box.Reconnected()
 	wait := d.w.between(0, min(backoffMin<<min(d.tries, 10), backoffMax))
 	d.tries++
+	if d.w.plan.sealed {
+		wait += claimsEnd
+	}
 	d.w.after(wait, d.connect)
 }
 
