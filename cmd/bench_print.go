@@ -37,7 +37,14 @@ func (l *live) show(p bench.Progress) {
 	if l.w == nil {
 		return
 	}
-	line := liveLine(p)
+	l.put(liveLine(p))
+}
+
+// put replaces the line with another one.
+func (l *live) put(line string) {
+	if l.w == nil {
+		return
+	}
 	n := len([]rune(line))
 	fmt.Fprintf(l.w, "\r%s%s", line, strings.Repeat(" ", max(l.long-n, 0)))
 	l.long = n

@@ -65,6 +65,7 @@ type host struct {
 	shown     func(text []byte)                                  // somebody else's entry was taken
 	refused   func(reason string)                                // a send was refused and will be written again
 	scratch   []byte
+	longest   time.Duration // pause before a device comes back; 0 = no bound but the usual
 	entry     entryIn
 	answer    ackIn
 	ranges    []ackRange
@@ -361,7 +362,11 @@ func (d *device) comeBack(reason string, pause time.Duration) {
 	d.waiting = true
 	again := func() {
 		if pause == 0 && !d.atOnce {
-			pause = time.Duration(d.h.rng.Int64N(int64(backoffCap(d.attempt)))) + 1
+			longest := backoffCap(d.attempt)
+			if d.h.longest > 0 {
+				longest = min(longest, d.h.longest)
+			}
+			pause = time.Duration(d.h.rng.Int64N(int64(longest))) + 1
 		}
 		d.attempt++
 		d.h.l.after(pause, d.join)

@@ -43,6 +43,8 @@ type Options struct {
 
 	Reconnect bool // devices that lose their connection come back and send again what was not answered
 	AtOnce    bool // they come back without a pause
+	// LongestPause bounds the pause that a device chooses before it comes back; 0 = by the rules of the protocol.
+	LongestPause time.Duration
 
 	Conversations int // sync and resume: conversations of each user
 	Entries       int // history: entries of each conversation
@@ -189,7 +191,7 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 	var salt [32]byte
 	_, _ = rand.Read(salt[:])
 	r.h = &host{l: l, enc: o.Encoding, addresses: o.Addresses, rng: mrand.New(mrand.NewPCG(o.Seed, 2)),
-		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), fresh: r.freshToken, shown: r.received, refused: r.refused}
+		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.received, refused: r.refused}
 	r.meter.init(o, l)
 	return r
 }

@@ -133,6 +133,7 @@ func TestFeedConverges(t *testing.T) {
 				}
 				f.offer(copyAt(rev, keys))
 				time.Sleep(time.Duration(rnd.IntN(150)) * time.Millisecond)
+				synctest.Wait() // a window that ends now has ended
 				if rnd.IntN(3) > 0 {
 					continue
 				}

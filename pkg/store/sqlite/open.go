@@ -58,6 +58,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := migrate(ctx, w.db); err != nil {
 		return nil, err
 	}
+	if err := spoil(ctx, w.db); err != nil {
+		return nil, err
+	}
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package state
+package lane
 
 import (
 	"time"
@@ -7,18 +7,18 @@ import (
 )
 
 // issue begins the next call: the rest of a batch that was split, or a new one.
-func (l *lane) issue(now time.Time) {
+func (l *Lane) issue(now time.Time) {
 	for len(l.parts) > 0 {
 		last := len(l.parts) - 1
 		part := wanted(l.parts[last])
 		l.parts = l.parts[:last]
 		if len(part) > 0 {
-			l.begin(&work{rows: part})
+			l.begin(&Work{rows: part})
 			return
 		}
 	}
 	l.failures = 0
-	l.fx.probed = append(l.fx.probed, l.probes...)
+	l.fx.Probed = append(l.fx.Probed, l.probes...)
 	l.probes = l.probes[:0]
 	if l.head == nil {
 		return
@@ -29,8 +29,8 @@ func (l *lane) issue(now time.Time) {
 }
 
 // wanted are the rows of a part that are not done.
-func wanted(rows []*laneRow) []*laneRow {
-	var keep []*laneRow
+func wanted(rows []*pendingRow) []*pendingRow {
+	var keep []*pendingRow
 	for _, row := range rows {
 		if row.state == rowSplit {
 			row.state = rowOut
@@ -40,16 +40,16 @@ func wanted(rows []*laneRow) []*laneRow {
 	return keep
 }
 
-func (l *lane) begin(w *work) {
+func (l *Lane) begin(w *Work) {
 	w.prepare()
-	l.out, l.fx.work = w, w
+	l.out, l.fx.Work = w, w
 }
 
 // prepare sets what the store gets.
-func (w *work) prepare() {
-	w.append = make([]store.AppendRow, len(w.rows))
+func (w *Work) prepare() {
+	w.Append = make([]store.AppendRow, len(w.rows))
 	for i, row := range w.rows {
-		w.append[i] = row.row
+		w.Append[i] = row.Row
 	}
 }
 
@@ -62,50 +62,50 @@ func (s share) atHalf() bool {
 
 // batch is a batch while it is being made.
 type batch struct {
-	rows  []*laneRow
+	rows  []*pendingRow
 	bytes int
 }
 
-func (b *batch) fits(row *laneRow) bool {
-	return len(b.rows) < store.MaxAppendRows && (len(b.rows) == 0 || b.bytes+row.size <= maxBatchBytes)
+func (b *batch) fits(row *pendingRow) bool {
+	return len(b.rows) < store.MaxAppendRows && (len(b.rows) == 0 || b.bytes+row.Size <= maxBatchBytes)
 }
 
 // makeBatch takes rows off the queue in the order of their arrival, which per
 // conversation is never broken; nil if there is nothing to take. The first
 // round gives each conversation at most half of the batch; what then is free
 // goes to those that have more. A change is a batch of its own.
-func (l *lane) makeBatch(now time.Time) *work {
+func (l *Lane) makeBatch(now time.Time) *Work {
 	b := &batch{}
 	clear(l.shares)
 	for _, fair := range []bool{true, false} {
 		clear(l.blocked)
 		for r := l.head; r != nil; r = l.walk {
 			l.walk = r.next
-			if l.blocked[r.conv] {
+			if l.blocked[r.Conv] {
 				continue
 			}
-			if r.change != nil {
+			if r.Change != nil {
 				if w := l.takeChange(now, r, b); w != nil {
 					return w
 				}
 				continue
 			}
 			if full := l.takeRun(now, r, b, fair); full {
-				return &work{rows: b.rows}
+				return &Work{rows: b.rows}
 			}
 		}
 	}
 	if len(b.rows) == 0 {
 		return nil
 	}
-	return &work{rows: b.rows}
+	return &Work{rows: b.rows}
 }
 
 // takeChange takes a change if the batch is empty; else what the conversation
 // has behind it waits too.
-func (l *lane) takeChange(now time.Time, r *laneRun, b *batch) *work {
+func (l *Lane) takeChange(now time.Time, r *Run, b *batch) *Work {
 	if len(b.rows) > 0 {
-		l.blocked[r.conv] = true
+		l.blocked[r.Conv] = true
 		return nil
 	}
 	l.rows--
@@ -115,13 +115,13 @@ func (l *lane) takeChange(now time.Time, r *laneRun, b *batch) *work {
 		l.settle(r, store.ChangeResult{}, l.errBusy())
 		return nil
 	}
-	return &work{change: r}
+	return &Work{Change: r}
 }
 
 // takeRun takes a prefix of a run. full: nothing more fits into the batch.
-func (l *lane) takeRun(now time.Time, r *laneRun, b *batch, fair bool) (full bool) {
+func (l *Lane) takeRun(now time.Time, r *Run, b *batch, fair bool) (full bool) {
 	if r.joined > 0 { // what it repeats is in this very batch
-		l.blocked[r.conv] = true
+		l.blocked[r.Conv] = true
 		return false
 	}
 	rows, taken := r.rows, 0
@@ -134,8 +134,8 @@ func (l *lane) takeRun(now time.Time, r *laneRun, b *batch, fair bool) (full boo
 			l.tooOld(row)
 			continue
 		}
-		if s := l.shares[r.conv]; fair && s.atHalf() {
-			l.blocked[r.conv] = true
+		if s := l.shares[r.Conv]; fair && s.atHalf() {
+			l.blocked[r.Conv] = true
 			taken--
 			break
 		}
@@ -152,17 +152,17 @@ func (l *lane) takeRun(now time.Time, r *laneRun, b *batch, fair bool) (full boo
 	return full
 }
 
-func (l *lane) take(row *laneRow, b *batch) {
+func (l *Lane) take(row *pendingRow, b *batch) {
 	row.state = rowOut
 	l.unqueue(row)
 	b.rows = append(b.rows, row)
-	b.bytes += row.size
-	s := l.shares[row.row.Conversation]
-	l.shares[row.row.Conversation] = share{s.rows + 1, s.bytes + row.size}
+	b.bytes += row.Size
+	s := l.shares[row.Row.Conversation]
+	l.shares[row.Row.Conversation] = share{s.rows + 1, s.bytes + row.Size}
 }
 
 // tooOld refuses a row and what follows it in the runs that wait for it.
-func (l *lane) tooOld(row *laneRow) {
+func (l *Lane) tooOld(row *pendingRow) {
 	for _, w := range row.waiters {
 		l.refuse(w.run, w.at, l.errBusy())
 	}

@@ -1,4 +1,4 @@
-package state
+package lane
 
 import (
 	"errors"
@@ -17,9 +17,9 @@ import (
 // fails in every way it may. rapid makes all choices, so a failure shrinks.
 type sim struct {
 	t       *rapid.T
-	l       *lane
+	l       *Lane
 	now     time.Time
-	out     *work
+	out     *Work
 	clients []*simClient
 	log     map[im.ConversationID][]simRow // what is stored
 	told    map[im.MessageID]int           // fan-outs of own commits
@@ -37,10 +37,10 @@ type simClient struct {
 	sender  im.UserID
 	oldest  int // unacknowledged
 	made    int
-	run     *laneRun // in flight; nil = none
-	left    int      // unanswered sends of run
-	base    int      // message of run's first send
-	refused int      // first retryable answer in run, -1 = none
+	run     *Run // in flight; nil = none
+	left    int  // unanswered sends of run
+	base    int  // message of run's first send
+	refused int  // first retryable answer in run, -1 = none
 	poison  map[int]bool
 	failed  map[int]bool
 }
@@ -58,24 +58,24 @@ func (s *sim) find(k rowKey) (seq im.Seq, id im.MessageID) {
 	return 0, 0
 }
 
-func (s *sim) step(ev any) {
-	fx := s.l.step(s.now, ev)
-	for _, a := range fx.answers {
-		a.run.reply(a.at, a.verdict)
+func (s *sim) step(ev Event) {
+	fx := s.l.Step(s.now, ev)
+	for _, a := range fx.Answers {
+		a.Run.Reply(a.At, a.Verdict)
 	}
-	for _, d := range fx.committed {
-		if seq, id := s.find(keyOf(&d.row.row)); seq != d.res.Seq || id != d.res.MessageID {
-			s.t.Fatalf("told of a commit that is not one: %+v", d.res)
+	for _, d := range fx.Committed {
+		if seq, id := s.find(keyOf(&d.Send.Row)); seq != d.Result.Seq || id != d.Result.MessageID {
+			s.t.Fatalf("told of a commit that is not one: %+v", d.Result)
 		}
-		if d.own {
-			s.told[d.res.MessageID]++
+		if d.Own {
+			s.told[d.Result.MessageID]++
 		}
 	}
-	if fx.work != nil {
+	if fx.Work != nil {
 		if s.out != nil {
 			s.t.Fatal("two calls out")
 		}
-		s.out = fx.work
+		s.out = fx.Work
 	}
 	if s.l.rows > maxQueueRows || s.l.bytes > maxQueueBytes {
 		s.t.Fatal("the queue is above its bound")
@@ -87,16 +87,16 @@ func (s *sim) step(ev any) {
 func (s *sim) send(c *simClient, n int) {
 	c.base, c.refused = c.oldest, -1
 	c.made = max(c.made, c.oldest+n)
-	run := &laneRun{conv: c.conv}
+	run := &Run{Conv: c.conv}
 	for i := c.oldest; i < c.oldest+n; i++ {
 		s.ids++
-		run.sends = append(run.sends, laneSend{size: 1 + 700*(i%9), row: store.AppendRow{
+		run.Sends = append(run.Sends, Send{Size: 1 + 700*(i%9), Row: store.AppendRow{
 			Conversation: c.conv, Sender: c.sender, ClientMessageID: c.key(i).id, MessageID: s.ids,
 		}})
 	}
 	answered := make([]bool, n)
 	base := c.base
-	run.reply = func(at int, v verdict) {
+	run.Reply = func(at int, v Verdict) {
 		if answered[at] {
 			s.t.Fatalf("%v answered twice", c.key(base+at))
 		}
@@ -115,27 +115,27 @@ func (s *sim) send(c *simClient, n int) {
 		}
 	}
 	c.run, c.left = run, n
-	s.step(evSubmit{run})
+	s.step(Submit{run})
 }
 
 // judge checks one answer against the store.
-func (s *sim) judge(c *simClient, msg int, v verdict) {
+func (s *sim) judge(c *simClient, msg int, v Verdict) {
 	seq, id := s.find(c.key(msg))
 	switch {
-	case v.err == nil:
-		if seq == 0 || seq != v.res.Seq || id != v.res.MessageID {
-			s.t.Fatalf("message %d: OK %+v, stored %d %d", msg, v.res, seq, id)
+	case v.Err == nil:
+		if seq == 0 || seq != v.Result.Seq || id != v.Result.MessageID {
+			s.t.Fatalf("message %d: OK %+v, stored %d %d", msg, v.Result, seq, id)
 		}
 		if c.refused >= 0 && c.refused < msg {
 			s.t.Fatalf("message %d is OK behind the refused %d", msg, c.refused)
 		}
-	case im.Retryable(v.err):
+	case im.Retryable(v.Err):
 		if c.refused < 0 || msg < c.refused {
 			c.refused = msg
 		}
 	default:
 		if seq != 0 || !c.poison[msg] {
-			s.t.Fatalf("message %d: %v, but it is stored or sound", msg, v.err)
+			s.t.Fatalf("message %d: %v, but it is stored or sound", msg, v.Err)
 		}
 		c.failed[msg] = true
 	}
@@ -178,30 +178,30 @@ func (s *sim) poisoned(rows []store.AppendRow) bool {
 func (s *sim) finish(how string) {
 	w := s.out
 	s.out = nil
-	ev := evResult{took: time.Millisecond}
-	switch bad := s.poisoned(w.append); {
+	ev := Result{Took: time.Millisecond}
+	switch bad := s.poisoned(w.Append); {
 	case how == "away":
-		ev.err = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "")
+		ev.Err = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "")
 	case how == "lost before":
-		ev.err = store.ErrUnknownOutcome
+		ev.Err = store.ErrUnknownOutcome
 	case bad:
-		ev.err = im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "store", "")
+		ev.Err = im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "store", "")
 	case how == "lost after":
-		s.apply(w.append, "")
-		ev.err = store.ErrUnknownOutcome
+		s.apply(w.Append, "")
+		ev.Err = store.ErrUnknownOutcome
 	case how == "fault":
-		ev.err = errors.New("fault")
+		ev.Err = errors.New("fault")
 	case how == "locked":
-		ev.results = s.apply(w.append, w.append[len(w.append)/2].Conversation)
+		ev.Results = s.apply(w.Append, w.Append[len(w.Append)/2].Conversation)
 	default:
-		ev.results = s.apply(w.append, "")
+		ev.Results = s.apply(w.Append, "")
 	}
 	s.step(ev)
 }
 
 func TestLaneKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &sim{t: t, l: newLane(), now: time.UnixMilli(1_800_000_000_000), log: map[im.ConversationID][]simRow{}, told: map[im.MessageID]int{}}
+		s := &sim{t: t, l: New(), now: time.UnixMilli(1_800_000_000_000), log: map[im.ConversationID][]simRow{}, told: map[im.MessageID]int{}}
 		for i := range rapid.IntRange(1, 6).Draw(t, "clients") {
 			c := &simClient{
 				conv: im.ConversationID(fmt.Sprint("g_", i%3)), sender: im.UserID(fmt.Sprint("u", i)),
@@ -222,7 +222,7 @@ func TestLaneKeepsItsPromises(t *testing.T) {
 				}
 			case 3:
 				if c.run != nil {
-					s.step(evExpire{c.run})
+					s.step(Expire{c.run})
 				}
 			case 7: // another connection, which sends the whole outbox again
 				if c.run != nil {
@@ -267,7 +267,7 @@ func (s *sim) check() {
 	for s.out != nil { // of broken connections
 		s.finish("ok")
 	}
-	if !s.l.idle() || len(s.l.pending) != 0 || s.l.rows != 0 || s.l.bytes != 0 {
+	if !s.l.Idle() || len(s.l.pending) != 0 || s.l.rows != 0 || s.l.bytes != 0 {
 		s.t.Fatalf("left over: pending %d, rows %d, bytes %d", len(s.l.pending), s.l.rows, s.l.bytes)
 	}
 	stored := 0

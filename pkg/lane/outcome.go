@@ -1,4 +1,4 @@
-package state
+package lane
 
 import (
 	"errors"
@@ -11,26 +11,26 @@ import (
 )
 
 // result takes the outcome of the call that was out.
-func (l *lane) result(ev evResult) {
+func (l *Lane) result(ev Result) {
 	w := l.out
 	l.out = nil
 	switch {
-	case unknown(ev.err), w.change == nil && ev.err == nil && len(ev.results) != len(w.rows),
-		w.reruns > 0 && !final(ev.err):
+	case Unknown(ev.Err), w.Change == nil && ev.Err == nil && len(ev.Results) != len(w.rows),
+		w.Reruns > 0 && !final(ev.Err):
 		l.rerun(w)
-	case w.change != nil:
-		l.changed(w.change, ev)
-	case ev.err == nil:
+	case w.Change != nil:
+		l.changed(w.Change, ev)
+	case ev.Err == nil:
 		l.aways = 0
-		l.measure(len(w.rows), ev.took)
-		l.answered(w, ev.results)
+		l.measure(len(w.rows), ev.Took)
+		l.answered(w, ev.Results)
 	default:
-		l.failed(w, ev.err)
+		l.failed(w, ev.Err)
 	}
 }
 
-// unknown reports whether a call may have stored something all the same.
-func unknown(err error) bool {
+// Unknown reports whether a call may have stored something all the same.
+func Unknown(err error) bool {
 	return err != nil && (errors.Is(err, store.ErrUnknownOutcome) || im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE && !typed(err))
 }
 
@@ -45,14 +45,14 @@ func typed(err error) bool {
 }
 
 // rerun lets the same call run again in its place.
-func (l *lane) rerun(w *work) {
-	w.after = firstRerun << min(w.reruns, 10)
-	w.after = min(w.after, maxRerun)
-	w.reruns++
-	l.out, l.fx.work = w, w
+func (l *Lane) rerun(w *Work) {
+	w.After = FirstRerun << min(w.Reruns, 10)
+	w.After = min(w.After, MaxRerun)
+	w.Reruns++
+	l.out, l.fx.Work = w, w
 }
 
-func (l *lane) measure(rows int, took time.Duration) {
+func (l *Lane) measure(rows int, took time.Duration) {
 	if took <= 0 {
 		return
 	}
@@ -66,24 +66,24 @@ func (l *lane) measure(rows int, took time.Duration) {
 
 // answered takes the results of a call that succeeded. A row that may be stored
 // and was not looked at, as its conversation was locked, runs again.
-func (l *lane) answered(w *work, results []store.AppendResult) {
-	var again []*laneRow
+func (l *Lane) answered(w *Work, results []store.AppendResult) {
+	var again []*pendingRow
 	for i, row := range w.rows {
-		if w.reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
+		if w.Reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
 			again = append(again, row)
 			continue
 		}
 		l.stored(row, results[i])
 	}
 	if len(again) > 0 {
-		next := &work{rows: again, reruns: w.reruns}
+		next := &Work{rows: again, Reruns: w.Reruns}
 		next.prepare()
 		l.rerun(next)
 	}
 }
 
 // stored takes the result of one row of a call that succeeded.
-func (l *lane) stored(row *laneRow, res store.AppendResult) {
+func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 	switch {
 	case res.Err != nil && im.Retryable(res.Err):
 		for _, w := range row.waiters {
@@ -92,33 +92,36 @@ func (l *lane) stored(row *laneRow, res store.AppendResult) {
 	case res.Err != nil:
 		l.failRow(row, res.Err)
 	default:
-		own := !res.Duplicate || res.MessageID == row.row.MessageID // an earlier try of ours may have stored it
-		for i, w := range row.waiters {
-			l.answerOne(w, verdict{res: res, duplicate: !own || i > 0})
+		if w := row.waiters[0]; w.run.slots[w.at].done {
+			row.Session = "" // it was told to try again, so it has to hear of the entry
 		}
-		l.fx.committed = append(l.fx.committed, committed{row: row, res: res, own: own})
+		own := !res.Duplicate || res.MessageID == row.Row.MessageID // an earlier try of ours may have stored it
+		for i, w := range row.waiters {
+			l.answerOne(w, Verdict{Result: res, Duplicate: !own || i > 0})
+		}
+		l.fx.Committed = append(l.fx.Committed, Committed{Send: &row.Send, Result: res, Own: own})
 	}
 	l.finish(row)
 }
 
-func (l *lane) failRow(row *laneRow, err *im.Error) {
+func (l *Lane) failRow(row *pendingRow, err *im.Error) {
 	for _, w := range row.waiters {
-		l.answerOne(w, verdict{err: err})
+		l.answerOne(w, Verdict{Err: err})
 	}
 }
 
 // changed takes the outcome of a change.
-func (l *lane) changed(r *laneRun, ev evResult) {
-	if ev.err != nil {
-		l.settle(r, store.ChangeResult{}, ev.err)
+func (l *Lane) changed(r *Run, ev Result) {
+	if ev.Err != nil {
+		l.settle(r, store.ChangeResult{}, ev.Err)
 		return
 	}
-	own := !ev.change.Duplicate || ev.change.Entry.MessageID == r.change.MessageID
+	own := !ev.Change.Duplicate || ev.Change.Entry.MessageID == r.Change.MessageID
 	if own {
-		ev.change.Duplicate = false
+		ev.Change.Duplicate = false
 	}
-	l.settle(r, ev.change, nil)
-	l.fx.committed = append(l.fx.committed, committed{change: &ev.change, own: own})
+	l.settle(r, ev.Change, nil)
+	l.fx.Committed = append(l.fx.Committed, Committed{Change: &ev.Change, Own: own})
 }
 
 // failed takes a call that stored nothing, now or, if this is its final word,
@@ -126,7 +129,7 @@ func (l *lane) changed(r *laneRun, ev evResult) {
 // may be the fault of one row, which halving finds. As a driver cannot always
 // tell the two apart, halving is also tried at the 2nd, 4th, 8th ... batch in a
 // row that the store refused.
-func (l *lane) failed(w *work, err error) {
+func (l *Lane) failed(w *Work, err error) {
 	l.failures++
 	var e *im.Error
 	away := errors.As(err, &e) && im.Retryable(e)
@@ -162,10 +165,10 @@ func (l *lane) failed(w *work, err error) {
 
 // away refuses rows because the store is out of reach, and what their runs
 // still have in the queue behind them.
-func (l *lane) away(rows []*laneRow) {
+func (l *Lane) away(rows []*pendingRow) {
 	for _, row := range rows {
 		for _, w := range row.waiters {
-			l.answerOne(w, verdict{err: errAway()})
+			l.answerOne(w, Verdict{Err: errAway()})
 		}
 		l.finish(row)
 	}

@@ -1,4 +1,4 @@
-package gateway
+package run
 
 import (
 	"fmt"
@@ -17,48 +17,48 @@ var t0 = time.Unix(1_800_000_000, 0)
 // script drives runs and writes down what it asks for.
 type script struct {
 	t   *testing.T
-	r   runs
+	r   Queue
 	now time.Time
 	log []string
-	out map[string]outRun // in flight, by conversation
+	out map[string]Out // in flight, by conversation
 	id  uint32
 }
 
-func newScript(t *testing.T) *script { return &script{t: t, now: t0, out: map[string]outRun{}} }
+func newScript(t *testing.T) *script { return &script{t: t, now: t0, out: map[string]Out{}} }
 
-func (s *script) take(e *effects) {
-	for _, a := range e.answers {
-		line := a.item.send.ClientMessageId + " " + strings.TrimPrefix(a.ack.Status.String(), "ACK_")
-		if a.ack.Error != nil {
-			line += " " + a.ack.Error.Reason
+func (s *script) take(e *Effects) {
+	for _, a := range e.Answers {
+		line := a.Send.Send.ClientMessageId + " " + strings.TrimPrefix(a.Ack.Status.String(), "ACK_")
+		if a.Ack.Error != nil {
+			line += " " + a.Ack.Error.Reason
 		}
 		s.log = append(s.log, line)
 	}
-	for _, o := range e.submit {
-		s.out[o.run.ConversationId] = o
+	for _, o := range e.Submit {
+		s.out[o.Run.ConversationId] = o
 		var ids []string
-		for _, x := range o.run.Sends {
+		for _, x := range o.Run.Sends {
 			ids = append(ids, x.ClientMessageId)
 		}
 		s.log = append(s.log, "submit "+strings.Join(ids, ","))
 	}
 }
 
-func (s *script) send(conv, cmid string, edit ...func(*sendItem)) {
+func (s *script) send(conv, cmid string, edit ...func(*Send)) {
 	s.id++
-	it := sendItem{id: s.id, send: &v1.RunSend{ClientMessageId: cmid}, size: 100, arrived: s.now}
+	it := Send{ID: s.id, Send: &v1.RunSend{ClientMessageId: cmid}, Size: 100, Arrived: s.now}
 	for _, f := range edit {
 		f(&it)
 	}
-	var e effects
-	s.r.add(s.now, conv, "", it, &e)
+	var e Effects
+	s.r.Add(s.now, conv, "", it, &e)
 	s.take(&e)
 }
 
-func start(it *sendItem) { it.start = true }
+func start(it *Send) { it.Start = true }
 
-func verdict(reason string) func(*sendItem) {
-	return func(it *sendItem) { it.verdict = protocol.NewError(reason, "", 0) }
+func verdict(reason string) func(*Send) {
+	return func(it *Send) { it.Verdict = protocol.NewError(reason, "", 0) }
 }
 
 // done answers the run in flight: "ok", or a reason for each send.
@@ -70,23 +70,26 @@ func (s *script) done(conv string, results ...string) {
 			acks = append(acks, &clientv1.SendAck{Status: clientv1.Ack_ACK_OK, Seq: int64(i + 1)})
 			continue
 		}
-		err := protocol.NewError(r, "", 0)
-		acks = append(acks, &clientv1.SendAck{Status: statusOf(err), Error: err})
+		err, status := protocol.NewError(r, "", 0), clientv1.Ack_ACK_FAIL
+		if err.Retryable {
+			status = clientv1.Ack_ACK_RETRY
+		}
+		acks = append(acks, &clientv1.SendAck{Status: status, Error: err})
 	}
-	var e effects
-	s.r.done(s.now, conv, o.token, acks, nil, &e)
+	var e Effects
+	s.r.Done(s.now, conv, o.Token, acks, nil, &e)
 	s.take(&e)
 }
 
 func (s *script) fail(conv string) {
-	var e effects
-	s.r.done(s.now, conv, s.out[conv].token, nil, protocol.NewError("unavailable", "", 0), &e)
+	var e Effects
+	s.r.Done(s.now, conv, s.out[conv].Token, nil, protocol.NewError("unavailable", "", 0), &e)
 	s.take(&e)
 }
 
 func (s *script) expire() {
-	var e effects
-	s.r.expire(s.now, &e)
+	var e Effects
+	s.r.Expire(s.now, &e)
 	s.take(&e)
 }
 
@@ -218,8 +221,8 @@ func TestAWrongNumberOfAnswersIsAFailedCall(t *testing.T) {
 	s.want("A RETRY internal")
 	s.send("c", "A")
 	s.log = nil
-	var e effects
-	s.r.done(s.now, "c", s.out["c"].token, []*clientv1.SendAck{{Status: clientv1.Ack_ACK_OK}}, nil, &e) // without a seq
+	var e Effects
+	s.r.Done(s.now, "c", s.out["c"].Token, []*clientv1.SendAck{{Status: clientv1.Ack_ACK_OK}}, nil, &e) // without a seq
 	s.take(&e)
 	s.want("A RETRY unavailable")
 }
@@ -229,19 +232,19 @@ func TestALateRunIsGivenUpAndItsResultIgnored(t *testing.T) {
 	s.send("c", "A")
 	s.now = s.now.Add(time.Second)
 	s.send("c", "B")
-	if at := s.r.next(); !at.Equal(t0.Add(answerWithin)) {
+	if at := s.r.Next(); !at.Equal(t0.Add(AnswerWithin)) {
 		t.Errorf("next at %v", at.Sub(t0))
 	}
 	s.expire()
 	s.want("submit A")
 	old := s.out["c"]
-	s.now = t0.Add(answerWithin)
+	s.now = t0.Add(AnswerWithin)
 	s.expire()
 	s.want("A RETRY unavailable", "B RETRY behind")
 	s.send("c", "A")
 	s.want("submit A")
-	var e effects
-	if s.r.done(s.now, "c", old.token, []*clientv1.SendAck{{Status: clientv1.Ack_ACK_OK, Seq: 1}}, nil, &e) {
+	var e Effects
+	if s.r.Done(s.now, "c", old.Token, []*clientv1.SendAck{{Status: clientv1.Ack_ACK_OK, Seq: 1}}, nil, &e) {
 		t.Error("the result of a run that was given up was taken")
 	}
 	s.done("c", "ok")
@@ -252,7 +255,7 @@ func TestARunIsBounded(t *testing.T) {
 	s := newScript(t)
 	s.send("c", "first")
 	for i := range 5 {
-		s.send("c", fmt.Sprint(i), func(it *sendItem) { it.size = maxRunBytes/2 - 1 })
+		s.send("c", fmt.Sprint(i), func(it *Send) { it.Size = maxRunBytes/2 - 1 })
 	}
 	s.log = nil
 	s.done("c", "ok")
@@ -295,7 +298,7 @@ func TestRunsKeepOrderUnderFire(t *testing.T) {
 			case flying && s.r.convs["c"] != nil && s.r.convs["c"].inFlight > 0 && rng.IntN(3) == 0:
 				var acks []*clientv1.SendAck
 				refused := false
-				for _, x := range o.run.Sends {
+				for _, x := range o.Run.Sends {
 					var k int
 					fmt.Sscan(x.ClientMessageId, &k)
 					if refused = refused || rng.IntN(6) == 0; refused {
@@ -308,16 +311,16 @@ func TestRunsKeepOrderUnderFire(t *testing.T) {
 					}
 					acks = append(acks, &clientv1.SendAck{Status: clientv1.Ack_ACK_OK, Seq: int64(stored[k])})
 				}
-				var e effects
+				var e Effects
 				if rng.IntN(10) == 0 { // stored, and the answer lost
-					s.r.done(s.now, "c", o.token, nil, protocol.NewError("unavailable", "", 0), &e)
+					s.r.Done(s.now, "c", o.Token, nil, protocol.NewError("unavailable", "", 0), &e)
 				} else {
-					s.r.done(s.now, "c", o.token, acks, nil, &e)
+					s.r.Done(s.now, "c", o.Token, acks, nil, &e)
 				}
-				for _, a := range e.answers {
+				for _, a := range e.Answers {
 					var k int
-					fmt.Sscan(a.item.send.ClientMessageId, &k)
-					if a.ack.Status == clientv1.Ack_ACK_OK {
+					fmt.Sscan(a.Send.Send.ClientMessageId, &k)
+					if a.Ack.Status == clientv1.Ack_ACK_OK {
 						for i, x := range outbox {
 							if x == k {
 								outbox = append(outbox[:i:i], outbox[i+1:]...)

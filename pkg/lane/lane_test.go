@@ -1,4 +1,4 @@
-package state
+package lane
 
 import (
 	"context"
@@ -16,62 +16,62 @@ import (
 // bench drives one lane by hand.
 type bench struct {
 	t       *testing.T
-	l       *lane
+	l       *Lane
 	now     time.Time
-	out     *work
-	commits []committed
+	out     *Work
+	commits []Committed
 	seq     im.Seq
 	ids     im.MessageID
 }
 
 func newBench(t *testing.T) *bench {
-	return &bench{t: t, l: newLane(), now: time.UnixMilli(1_800_000_000_000)}
+	return &bench{t: t, l: New(), now: time.UnixMilli(1_800_000_000_000)}
 }
 
 // benchRun is a run with its answers.
 type benchRun struct {
-	*laneRun
+	*Run
 	got []string // by send: "ok", "dup", or the reason
 }
 
-func (b *bench) step(ev any) {
+func (b *bench) step(ev Event) {
 	b.t.Helper()
-	fx := b.l.step(b.now, ev)
-	for _, a := range fx.answers {
-		a.run.reply(a.at, a.verdict)
+	fx := b.l.Step(b.now, ev)
+	for _, a := range fx.Answers {
+		a.Run.Reply(a.At, a.Verdict)
 	}
-	for _, s := range fx.settled {
-		s.run.settled(s.res, s.err)
+	for _, s := range fx.Settled {
+		s.Run.Settled(s.Result, s.Err)
 	}
-	for _, ch := range fx.probed {
+	for _, ch := range fx.Probed {
 		close(ch)
 	}
-	b.commits = append(b.commits, fx.committed...)
-	if fx.work != nil {
+	b.commits = append(b.commits, fx.Committed...)
+	if fx.Work != nil {
 		if b.out != nil {
 			b.t.Fatal("a second call while one is out")
 		}
-		b.out = fx.work
+		b.out = fx.Work
 	}
 }
 
 // run makes a run of sends; an id is a letter and means one message.
 func (b *bench) run(conv string, ids string, size int) *benchRun {
-	r := &benchRun{laneRun: &laneRun{conv: im.ConversationID(conv)}, got: make([]string, len(ids))}
+	r := &benchRun{Run: &Run{Conv: im.ConversationID(conv)}, got: make([]string, len(ids))}
 	for _, id := range ids {
 		b.ids++
-		r.sends = append(r.sends, laneSend{size: size, row: store.AppendRow{
-			Conversation: r.conv, Sender: "alice", ClientMessageID: im.ClientMessageID(id), MessageID: b.ids,
+		r.Sends = append(r.Sends, Send{Size: size, Row: store.AppendRow{
+			Conversation: r.Conv, Sender: "alice", ClientMessageID: im.ClientMessageID(id), MessageID: b.ids,
 		}})
 	}
-	r.reply = func(at int, v verdict) {
+	r.Reply = func(at int, v Verdict) {
 		if r.got[at] != "" {
 			b.t.Fatalf("send %d answered twice: %s, then %v", at, r.got[at], v)
 		}
 		switch {
-		case v.err != nil:
-			r.got[at] = im.ReasonName(v.err.Reason)
-		case v.duplicate:
+		case v.Err != nil:
+			r.got[at] = im.ReasonName(v.Err.Reason)
+		case v.Duplicate:
 			r.got[at] = "dup"
 		default:
 			r.got[at] = "ok"
@@ -83,7 +83,7 @@ func (b *bench) run(conv string, ids string, size int) *benchRun {
 func (b *bench) submit(conv, ids string) *benchRun {
 	b.t.Helper()
 	r := b.run(conv, ids, 100)
-	b.step(evSubmit{r.laneRun})
+	b.step(Submit{r.Run})
 	return r
 }
 
@@ -96,7 +96,7 @@ func (b *bench) many(conv string, n, size int) *benchRun {
 	}
 	r := b.run(conv, string(ids), size)
 	r.got = make([]string, n)
-	b.step(evSubmit{r.laneRun})
+	b.step(Submit{r.Run})
 	return r
 }
 
@@ -105,11 +105,11 @@ func (b *bench) done(err error) {
 	b.t.Helper()
 	w := b.out
 	b.out = nil
-	ev := evResult{err: err, took: time.Millisecond}
-	if err == nil && w.change == nil {
+	ev := Result{Err: err, Took: time.Millisecond}
+	if err == nil && w.Change == nil {
 		for _, r := range w.rows {
 			b.seq++
-			ev.results = append(ev.results, store.AppendResult{MessageID: r.row.MessageID, Seq: b.seq})
+			ev.Results = append(ev.Results, store.AppendResult{MessageID: r.Row.MessageID, Seq: b.seq})
 		}
 	}
 	b.step(ev)
@@ -122,7 +122,7 @@ func (b *bench) outIDs() string {
 	}
 	s := ""
 	for _, r := range b.out.rows {
-		s += string(r.row.ClientMessageID)
+		s += string(r.Row.ClientMessageID)
 	}
 	return s
 }
@@ -153,8 +153,8 @@ func TestLaneGathersWhileABatchIsOut(t *testing.T) {
 	b.done(nil)
 	second.want(t, "ok", "ok")
 	third.want(t, "ok")
-	if !b.l.idle() || len(b.l.pending) != 0 || len(b.commits) != 4 {
-		t.Fatalf("idle %v, pending %d, commits %d", b.l.idle(), len(b.l.pending), len(b.commits))
+	if !b.l.Idle() || len(b.l.pending) != 0 || len(b.commits) != 4 {
+		t.Fatalf("idle %v, pending %d, commits %d", b.l.Idle(), len(b.l.pending), len(b.commits))
 	}
 }
 
@@ -168,13 +168,13 @@ func TestLaneCutsARunAndKeepsItsTailFirst(t *testing.T) {
 	if got := len(b.out.rows); got != 200 {
 		t.Fatalf("batch of %d rows, want 200", got)
 	}
-	if b.out.rows[100].row.Conversation != "g_2" {
+	if b.out.rows[100].Row.Conversation != "g_2" {
 		t.Fatalf("the other conversation is not served at half of the batch")
 	}
 	b.submit("g_3", "z")
 	b.done(nil)
-	if got := len(b.out.rows); got != 52 || b.out.rows[0].row.Conversation != "g_1" {
-		t.Fatalf("batch of %d rows, first of %s", got, b.out.rows[0].row.Conversation)
+	if got := len(b.out.rows); got != 52 || b.out.rows[0].Row.Conversation != "g_1" {
+		t.Fatalf("batch of %d rows, first of %s", got, b.out.rows[0].Row.Conversation)
 	}
 	b.done(nil)
 	for i, g := range long.got {
@@ -183,7 +183,7 @@ func TestLaneCutsARunAndKeepsItsTailFirst(t *testing.T) {
 		}
 	}
 	for i := 1; i < len(b.commits); i++ {
-		if b.commits[i].res.Seq <= b.commits[i-1].res.Seq {
+		if b.commits[i].Result.Seq <= b.commits[i-1].Result.Seq {
 			t.Fatal("commits out of order")
 		}
 	}
@@ -251,23 +251,23 @@ func TestLaneRunsAnUnknownOutcomeAgainInItsPlace(t *testing.T) {
 	later := b.submit("g_1", "c")
 	for i, want := range []time.Duration{10, 20, 40, 80, 160, 320, 500, 500} {
 		b.done(fmt.Errorf("reset: %w", store.ErrUnknownOutcome))
-		if b.outIDs() != "ab" || b.out.after != want*time.Millisecond {
-			t.Fatalf("try %d: %q after %v", i, b.outIDs(), b.out.after)
+		if b.outIDs() != "ab" || b.out.After != want*time.Millisecond {
+			t.Fatalf("try %d: %q after %v", i, b.outIDs(), b.out.After)
 		}
 	}
 	b.done(context.DeadlineExceeded) // unknown too
-	b.step(evExpire{r.laneRun})
+	b.step(Expire{r.Run})
 	r.want(t, "unavailable", "behind")
 	again := b.submit("g_1", "abd") // waits for the rows that are out
 	// The first try had stored the rows.
 	w := b.out
 	b.out = nil
-	b.step(evResult{results: []store.AppendResult{
-		{MessageID: w.rows[0].row.MessageID, Seq: 1, Duplicate: true},
+	b.step(Result{Results: []store.AppendResult{
+		{MessageID: w.rows[0].Row.MessageID, Seq: 1, Duplicate: true},
 		{MessageID: 999, Seq: 2, Duplicate: true}, // another node's
 	}})
 	again.want(t, "dup", "dup", "")
-	if len(b.commits) != 2 || !b.commits[0].own || b.commits[1].own {
+	if len(b.commits) != 2 || !b.commits[0].Own || b.commits[1].Own {
 		t.Fatalf("commits %+v", b.commits)
 	}
 	b.wantOut("cd")
@@ -282,7 +282,7 @@ func TestLaneAnswersOKForRowsFoundStoredByItsOwnRerun(t *testing.T) {
 	b.done(store.ErrUnknownOutcome)
 	w := b.out
 	b.out = nil
-	b.step(evResult{results: []store.AppendResult{{MessageID: w.rows[0].row.MessageID, Seq: 7, Duplicate: true}}})
+	b.step(Result{Results: []store.AppendResult{{MessageID: w.rows[0].Row.MessageID, Seq: 7, Duplicate: true}}})
 	r.want(t, "ok")
 }
 
@@ -306,7 +306,7 @@ func TestLaneFindsThePoisonousRow(t *testing.T) {
 				}
 				bad := false
 				for _, r := range b.out.rows {
-					bad = bad || r.row.ClientMessageID == "x"
+					bad = bad || r.Row.ClientMessageID == "x"
 				}
 				if bad {
 					b.done(tt.err)
@@ -385,11 +385,11 @@ func TestLaneRefusesBehindARetryableRow(t *testing.T) {
 	res[3].Err = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "locked")
 	res[2].Err = im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "store", "")
 	b.out = nil
-	b.step(evResult{results: res})
+	b.step(Result{Results: res})
 	if r.got[1] != "ok" || r.got[2] != "not_member" || r.got[3] != "unavailable" || r.got[4] != "behind" || r.got[200] != "behind" {
 		t.Fatalf("answers %q", r.got)
 	}
-	if b.out != nil || !b.l.idle() {
+	if b.out != nil || !b.l.Idle() {
 		t.Fatal("a refused tail went to the store")
 	}
 }
@@ -418,13 +418,13 @@ func TestLaneKeepsARowForWhoStillWaits(t *testing.T) {
 	b.submit("g_0", "x")
 	first := b.submit("g_1", "ab")
 	second := b.submit("g_1", "a")
-	b.step(evExpire{first.laneRun})
+	b.step(Expire{first.Run})
 	first.want(t, "unavailable", "behind")
 	b.done(nil)
 	b.wantOut("a") // b is wanted by nobody
 	b.done(nil)
 	second.want(t, "dup")
-	if !b.l.idle() || b.l.rows != 0 || b.l.bytes != 0 || len(b.l.pending) != 0 {
+	if !b.l.Idle() || b.l.rows != 0 || b.l.bytes != 0 || len(b.l.pending) != 0 {
 		t.Fatalf("left: rows %d, bytes %d, pending %d", b.l.rows, b.l.bytes, len(b.l.pending))
 	}
 }
@@ -442,18 +442,18 @@ func TestLaneDoesNotJoinOtherContent(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_1", "a")
 	r := b.run("g_1", "a", 100)
-	r.sends[0].row.BodyHash[0] = 1
-	b.step(evSubmit{r.laneRun})
+	r.Sends[0].Row.BodyHash[0] = 1
+	b.step(Submit{r.Run})
 	b.done(nil)
 	b.wantOut("a") // the store tells that the id was reused
 }
 
-func change(b *bench, conv string) (r *laneRun, answers *[]string) {
+func change(b *bench, conv string) (r *Run, answers *[]string) {
 	answers = &[]string{}
-	r = &laneRun{conv: im.ConversationID(conv), change: &store.Change{MessageID: 77}, settled: func(_ store.ChangeResult, err error) {
+	r = &Run{Conv: im.ConversationID(conv), Change: &store.Change{MessageID: 77}, Settled: func(_ store.ChangeResult, err error) {
 		*answers = append(*answers, im.ReasonName(im.ReasonOf(err)))
 	}}
-	b.step(evSubmit{r})
+	b.step(Submit{r})
 	return r, answers
 }
 
@@ -467,11 +467,11 @@ func TestLaneRunsAChangeAloneAndInOrder(t *testing.T) {
 	b.done(nil)
 	b.wantOut("ac")
 	b.done(nil)
-	if b.out.change == nil {
+	if b.out.Change == nil {
 		t.Fatal("the change is not next")
 	}
 	b.done(store.ErrUnknownOutcome)
-	if b.out.change == nil || b.out.after != firstRerun {
+	if b.out.Change == nil || b.out.After != FirstRerun {
 		t.Fatal("the change does not run again in its place")
 	}
 	b.done(nil)
@@ -485,8 +485,8 @@ func TestLaneExpiresAChange(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")
 	r, answers := change(b, "g_1")
-	b.step(evExpire{r})
-	b.step(evExpire{r})
+	b.step(Expire{r})
+	b.step(Expire{r})
 	if len(*answers) != 1 || (*answers)[0] != "unavailable" || b.l.head != nil || b.l.rows != 0 {
 		t.Fatalf("answers %q", *answers)
 	}
@@ -509,9 +509,9 @@ func TestLaneProbeWaitsForTheCallThatIsOut(t *testing.T) {
 		}
 	}
 	idle, busy := make(chan struct{}), make(chan struct{})
-	b.step(evProbe{idle})
+	b.step(Probe{idle})
 	b.submit("g_1", "a")
-	b.step(evProbe{busy})
+	b.step(Probe{busy})
 	if !closed(idle) || closed(busy) {
 		t.Fatal("an idle lane answers at once, a busy one later")
 	}
@@ -530,14 +530,14 @@ func TestLaneDrainsAndStops(t *testing.T) {
 	out, queued := b.submit("g_0", "x"), b.submit("g_1", "ab")
 	joined := b.submit("g_1", "abc")
 	_, changed := change(b, "g_2")
-	b.step(evDrain{})
+	b.step(Drain{})
 	b.submit("g_1", "d").want(t, "unavailable")
 	_, refused := change(b, "g_2")
 	if (*refused)[0] != "unavailable" {
 		t.Fatalf("change: %q", *refused)
 	}
 	queued.want(t, "", "")
-	b.step(evStop{})
+	b.step(Stop{})
 	out.want(t, "unavailable")
 	queued.want(t, "unavailable", "behind")
 	joined.want(t, "unavailable", "behind", "behind")
