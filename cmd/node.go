@@ -77,10 +77,14 @@ func printNode(w io.Writer, n nodeRow) {
 	if n.LeaseTTL > 0 {
 		lease = fmt.Sprintf("%d of %d s left", n.LeaseLeft/1000, n.LeaseTTL/1000)
 	}
+	conns := ""
+	if n.MaxConns > 0 {
+		conns = fmt.Sprintf("%d at most", n.MaxConns)
+	}
 	for _, line := range [][2]string{
 		{"node", n.NodeID}, {"boot", n.BootID}, {"roles", strings.Join(n.Roles, ", ")}, {"state", n.State}, {"registry", standing},
 		{"cordon", n.Cordon}, {"version", n.Version}, {"zone", n.Zone}, {"weight", fmt.Sprint(n.Weight)}, {"public", n.Public}, {"ops", n.Ops},
-		{"internal", n.Internal}, {"lease", lease}, {"started", fmt.Sprintf("%s (%s ago)", n.Started.Format(time.RFC3339), span(time.Since(n.Started)))},
+		{"internal", n.Internal}, {"clients", conns}, {"lease", lease}, {"started", fmt.Sprintf("%s (%s ago)", n.Started.Format(time.RFC3339), span(time.Since(n.Started)))},
 	} {
 		if line[1] != "" {
 			fmt.Fprintf(w, "%-9s %s\n", line[0], line[1])

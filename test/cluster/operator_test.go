@@ -76,7 +76,7 @@ func TestOperator(t *testing.T) {
 		}
 	}
 	shows(`"node_id":"other"`)
-	if out, status := imd(t, n, "node", "show", "n1"); status != 0 || !strings.Contains(out, "rack1") || !strings.Contains(out, "of 10 s left") {
+	if out, status := imd(t, n, "node", "show", "n1"); status != 0 || !strings.Contains(out, "rack1") || !strings.Contains(out, "of 10 s left") || !strings.Contains(out, " at most") {
 		t.Errorf("show: %d\n%s", status, out)
 	}
 	if out, status := imd(t, n, "nodes"); status != 0 || !strings.Contains(out, "/10s") {
