@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 )
@@ -21,9 +22,13 @@ type Deps struct {
 	Directory internalv1connect.DirectoryServiceClient
 	// Limits is the gateway's LimitService; nil = not served.
 	Limits adminv1connect.LimitServiceHandler
-	Now    func() time.Time // nil = time.Now
-	Log    *zap.Logger
-	Reg    prometheus.Registerer
+	// Settings are those of this node, and StartValue what its configuration
+	// gives them; nil = not served.
+	Settings   *settings.Live
+	StartValue StartValue
+	Now        func() time.Time // nil = time.Now
+	Log        *zap.Logger
+	Reg        prometheus.Registerer
 }
 
 // Admin is the services of one node. Safe for concurrent use; it starts
@@ -43,6 +48,9 @@ func New(d Deps) *Admin {
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
 	if d.Limits != nil {
 		adminv1connect.RegisterLimitServiceHandler(a.srv.Connect(), d.Limits)
+	}
+	if d.Settings != nil {
+		adminv1connect.RegisterSettingsServiceHandler(a.srv.Connect(), settingsService{a})
 	}
 	return a
 }

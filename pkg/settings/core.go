@@ -120,6 +120,10 @@ func (s State) Applied() int64 { return s.applied }
 // Head is the newest revision of etcd that the state has taken into account.
 func (s State) Head() int64 { return s.head }
 
+// Of reports whether an answer of a cluster can belong to what is known; 0 is
+// not known and can.
+func (s State) Of(cluster uint64) bool { return cluster == 0 || s.known == nil || cluster == s.cluster }
+
 // Refused is the newest revision that was not taken although its documents are
 // still there, with the reason; 0 = none.
 func (s State) Refused() (revision int64, reason string) {

@@ -161,8 +161,8 @@ type Difference struct {
 	Old, New string // "" = not set
 }
 
-// diff lists what changes from a to b, by key and then by scope.
-func diff(a, b Document) []Difference {
+// Diff lists what changes from a to b, by key and then by scope.
+func Diff(a, b Document) []Difference {
 	var out []Difference
 	seen := map[Scope]bool{}
 	for _, s := range append(a.scopes(), b.scopes()...) {

@@ -61,7 +61,7 @@ func (s State) plan(touched []string, next docs, c Change) (Plan, error) {
 	was := contents(s.taken)
 	for _, section := range slices.Compact(slices.Sorted(slices.Values(touched))) {
 		p.Base = max(p.Base, s.known[section].mod)
-		d := diff(was[section], next[section])
+		d := Diff(was[section], next[section])
 		_, refused := s.refused[section]
 		if len(d) == 0 && !refused {
 			continue

@@ -30,7 +30,6 @@ type Past struct {
 // Status is what a node reports of itself. It goes with its lease.
 type Status struct {
 	Node    string    `json:"node"`
-	Boot    string    `json:"boot,omitempty"`
 	Applied int64     `json:"applied"`           // revision of the newest change in force
 	Refused int64     `json:"refused,omitempty"` // newest revision that was not taken and still stands; 0 = none
 	Reason  string    `json:"reason,omitempty"`  // why not
