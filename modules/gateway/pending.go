@@ -2,11 +2,9 @@ package gateway
 
 import "time"
 
-// redeliveries is how often an entry without ack is delivered again.
-const redeliveries = 5
-
-// backoff has the waits before them as multiples of the first.
-var backoff = [redeliveries]time.Duration{1, 2, 4, 4, 4}
+// backoff has the waits before redeliveries as multiples of the first; the last
+// one holds for all that follow.
+var backoff = [...]time.Duration{1, 2, 4}
 
 // delivery is one entry that was delivered and not acknowledged.
 type delivery struct {
@@ -17,13 +15,15 @@ type delivery struct {
 }
 
 // pending holds the deliveries of one connection that wait for an ack. It has
-// no clock and no lock. The zero value is not ready; set first and jitter.
+// no clock and no lock. The zero value is not ready; set first, most and jitter. first and most may
+// change between calls.
 //
 // The wait for an entry is counted from its delivery or from the last ack of
 // its conversation, whichever is later. After the last redelivery it is
 // forgotten: the client's cursor will find it.
 type pending struct {
 	first  time.Duration         // the first wait
+	most   int                   // redeliveries of one entry; 1 to 255
 	jitter func() float64        // a factor around 1
 	convs  map[string][]delivery // rising seq
 	n      int
@@ -76,11 +76,11 @@ func (p *pending) due(now time.Time, busy bool, again func(conv string, d *deliv
 		kept := list[:0]
 		for _, d := range list {
 			if !now.Before(d.due) {
-				if !busy {
+				if !busy && int(d.times) < p.most {
 					again(conv, &d)
 					d.times++
 				}
-				if d.times == redeliveries {
+				if int(d.times) >= p.most {
 					p.n--
 					p.bytes -= len(d.data)
 					continue
@@ -105,7 +105,7 @@ func (p *pending) store(conv string, list, kept []delivery) {
 }
 
 func (p *pending) after(now time.Time, times uint8) time.Time {
-	return now.Add(time.Duration(float64(p.first*backoff[times]) * p.jitter()))
+	return now.Add(time.Duration(float64(p.first*backoff[min(int(times), len(backoff)-1)]) * p.jitter()))
 }
 
 func (p *pending) earlier(t time.Time) {

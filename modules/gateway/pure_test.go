@@ -19,7 +19,7 @@ import (
 )
 
 func TestRedeliveryFollowsTheSchedule(t *testing.T) {
-	p := pending{first: 3 * time.Second, jitter: func() float64 { return 1 }}
+	p := pending{first: 3 * time.Second, most: 5, jitter: func() float64 { return 1 }}
 	p.add(t0, "c", 7, []byte("seven"))
 	var at []time.Duration
 	for now := t0; now.Before(t0.Add(2 * time.Minute)); now = now.Add(100 * time.Millisecond) {
@@ -40,7 +40,7 @@ func TestRedeliveryFollowsTheSchedule(t *testing.T) {
 }
 
 func TestAnAckEndsRedeliveryOfItsRangeOnly(t *testing.T) {
-	p := pending{first: 3 * time.Second, jitter: func() float64 { return 1 }}
+	p := pending{first: 3 * time.Second, most: 5, jitter: func() float64 { return 1 }}
 	for seq := range int64(5) {
 		p.add(t0, "c", seq+1, make([]byte, 10))
 	}
@@ -69,7 +69,7 @@ func TestAnAckEndsRedeliveryOfItsRangeOnly(t *testing.T) {
 }
 
 func TestABusyClientIsNotGivenMore(t *testing.T) {
-	p := pending{first: time.Second, jitter: func() float64 { return 1 }}
+	p := pending{first: time.Second, most: 5, jitter: func() float64 { return 1 }}
 	p.add(t0, "c", 1, nil)
 	n := 0
 	count := func(string, *delivery) { n++ }
@@ -422,7 +422,7 @@ func TestLimits(t *testing.T) {
 	now := t0
 	c := DefaultConfig().Limits
 	c.UserRate, c.UserBurst, c.ConversationRate, c.ConversationBurst = 1, 3, 1, 5
-	l := newLimits(c, func() time.Time { return now })
+	l := newLimits(c, func() rates { return tune(Config{Limits: c}, nil).rates }, func() time.Time { return now })
 	for i := range 3 {
 		if ok, _ := l.Send("ann", "c"); !ok {
 			t.Fatalf("send %d refused", i)

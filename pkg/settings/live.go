@@ -16,7 +16,7 @@ const slow = time.Second
 
 // Source is where modules read settings.
 type Source interface {
-	// Current is the snapshot in force; never nil. It costs an atomic load.
+	// Current is the snapshot in force. It costs an atomic load.
 	Current() *Snapshot
 	// Subscribe has f called after each change, with the snapshot that f was
 	// called with last and the newest one: changes that come while f works are
@@ -58,8 +58,13 @@ func NewLive(reg *Registry, who Identity, log *zap.Logger) *Live {
 // Registry is all declarations.
 func (l *Live) Registry() *Registry { return l.reg }
 
-// Current is the snapshot in force; see Source.
-func (l *Live) Current() *Snapshot { return l.cur.Load() }
+// Current is the snapshot in force; see Source. On a nil Live nothing is set.
+func (l *Live) Current() *Snapshot {
+	if l == nil {
+		return nil
+	}
+	return l.cur.Load()
+}
 
 // Subscribe adds a subscriber; see Source.
 func (l *Live) Subscribe(name string, f func(ctx context.Context, old, now *Snapshot)) {
