@@ -156,9 +156,10 @@ func (d Document) with(s Scope, key, value string) Document {
 
 // Difference is one value that two documents do not share.
 type Difference struct {
-	Key      string `json:"key"`
-	Scope    string `json:"scope"`
-	Old, New string // "" = not set
+	Key   string `json:"key"`
+	Scope string `json:"scope"`
+	Old   string `json:"old"` // "" = not set
+	New   string `json:"new"`
 }
 
 // Diff lists what changes from a to b, by key and then by scope.
