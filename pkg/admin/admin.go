@@ -2,8 +2,10 @@ package admin
 
 import (
 	"net/http"
+	"strings"
 	"time"
 
+	"connectrpc.com/connect/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -43,7 +45,7 @@ func New(d Deps) *Admin {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
-	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg)})}
+	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg), Timeout: timeout})}
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
 	if d.Limits != nil {
@@ -53,6 +55,15 @@ func New(d Deps) *Admin {
 		adminv1connect.RegisterSettingsServiceHandler(a.srv.Connect(), settingsService{a})
 	}
 	return a
+}
+
+// timeout is how long a call may take: those on settings make several calls to
+// etcd, and one of them waits.
+func timeout(spec connect.Spec) time.Duration {
+	if strings.HasPrefix(spec.Procedure, "/"+adminv1connect.SettingsServiceName+"/") {
+		return maxAwait + 5*time.Second
+	}
+	return 5 * time.Second
 }
 
 // Mount puts the services on the ops listener, behind the admin key. Patterns

@@ -55,10 +55,10 @@ func (s *settingsStore) Put(ctx context.Context, writes []settings.Write) (int64
 }
 
 // readBack finds out whether a transaction of unknown outcome was made: its
-// first document is there, with the text that only this change has.
+// first entry of the history tells, also if the caller has gone.
 func (s *settingsStore) readBack(ctx context.Context, then []clientv3.Op, cause error) (int64, error) {
 	want := then[1] // the history entry, which nobody else writes
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 	defer cancel()
 	resp, err := s.etcd.Get(ctx, string(want.KeyBytes()))
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *settingsStore) readBack(ctx context.Context, then []clientv3.Op, cause 
 	if len(resp.Kvs) == 1 && string(resp.Kvs[0].Value) == string(want.ValueBytes()) {
 		return resp.Kvs[0].ModRevision, nil
 	}
-	return 0, away("the settings were not written", cause)
+	return 0, away("the settings are not written so far; look before trying again", cause)
 }
 
 // past is the key of a former document; number 0 sorts before all.
