@@ -177,3 +177,47 @@ func TestRedeliveryFollowsTheSettings(t *testing.T) {
 		t.Errorf("%d times, want 8", times)
 	}
 }
+
+// 200 changes a second while people talk: nobody is refused or cut off, and
+// every reader sees whole revisions.
+func TestChangesUnderLoad(t *testing.T) {
+	t.Parallel()
+	w, h := beginHot(t)
+	quit := make(chan struct{})
+	flood := make(chan struct{})
+	go func() {
+		defer close(flood)
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			n := fmt.Sprint(1000 + i)
+			h.put("gateway.limits.user_rate", n, "gateway.limits.user_burst", n, "gateway.ping_interval", fmt.Sprint(20+i%10, "s"),
+				"gateway.login.multi", fmt.Sprint(10+i%5), "gateway.redeliver_count", fmt.Sprint(1+i%9), "rate.factor", fmt.Sprint(1+i%3))
+		}
+	}()
+	defer func() { close(quit); <-flood }()
+	both(t, func(t *testing.T, enc protocol.Encoding) {
+		ann := w.session(t, enc, "ann-"+enc.String(), "d")
+		bob := w.session(t, enc, "bob-"+enc.String(), "d")
+		for i := range 300 {
+			if a := ann.Send(numbered(i, "bob-"+enc.String())); a.Status != clientv1.Ack_ACK_OK {
+				t.Fatalf("send %d: %v", i, a)
+			}
+			if i%30 == 0 {
+				w.session(t, enc, fmt.Sprintf("new-%v-%d", enc, i), "d")
+			}
+			now := w.g.tuned.Get()
+			if r := now.rates.user; int(r.PerSecond) != r.Burst && h.Current().Revision > 1 && r.Burst != 600 {
+				t.Fatalf("half of a change: %+v", r)
+			}
+		}
+		if ann.Closed() || bob.Closed() {
+			t.Error("a connection was closed")
+		}
+	})
+}
