@@ -294,3 +294,28 @@ func TestSettingsFlood(t *testing.T) {
 		t.Errorf("p99 %v", p99)
 	}
 }
+
+// How long a change takes from the call that writes it until it is in force in
+// 20 processes, each with a connection of its own:
+//
+//	CGO_ENABLED=0 go test -trimpath -run '^$' -bench SettingsReach -benchtime 300x ./pkg/control/controltest
+func BenchmarkSettingsReachEveryProcess(b *testing.B) {
+	addr, _ := server(b)
+	var all []follower
+	for i := range 20 {
+		all = append(all, follow(b, addr, "bench", fmt.Sprintf("n%d", i)))
+	}
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		rev := all[0].change(b, "count.n", fmt.Sprint(len(took)+6))
+		for _, f := range all {
+			f.reach(b, rev)
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	for name, d := range map[string]time.Duration{"p50": took[len(took)/2], "p99": took[len(took)*99/100], "max": took[len(took)-1]} {
+		b.ReportMetric(float64(d.Microseconds())/1000, name+"-ms")
+	}
+}
