@@ -39,8 +39,8 @@ func TestSettingsTableIsCurrent(t *testing.T) {
 	}
 }
 
-// A configuration key and the setting of the same name have the same default
-// and the same range, so that a start value is always a possible setting.
+// A configuration key and the setting of the same name have the same default,
+// which is a possible value of both.
 func TestStartValuesArePossibleSettings(t *testing.T) {
 	reg, err := hotSettings(specs())
 	if err != nil {

@@ -128,7 +128,7 @@ func Duration(key string, def, low, high time.Duration, sentence string, opts ..
 
 // Float declares a number from low to high.
 func Float(key string, def, low, high float64, sentence string, opts ...Option) Setting[float64] {
-	text := func(v any) string { return strconv.FormatFloat(v.(float64), 'g', -1, 64) }
+	text := func(v any) string { return strconv.FormatFloat(v.(float64), 'f', -1, 64) }
 	d := &Declaration{
 		Key: key, Kind: KindFloat, Sentence: sentence, def: def, Range: text(low) + " to " + text(high),
 		text: text,
