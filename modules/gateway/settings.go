@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/imdhq/imd/pkg/delivery"
 	"github.com/imdhq/imd/pkg/rate"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
@@ -19,7 +20,7 @@ var (
 		"A connection without a byte for this long after a ping is closed; below gateway.ping_interval.", settings.Shrink(2))
 	redeliverAfter = settings.Duration("gateway.redeliver_after", defaults.RedeliverAfter, 50*time.Millisecond, time.Minute,
 		"First wait before a delivery without an ack is repeated, then 2 times and from there on 4 times as long.")
-	redeliverCount = settings.Int("gateway.redeliver_count", 5, 1, 20,
+	redeliverCount = settings.Int("gateway.redeliver_count", delivery.Redeliveries, 1, 20,
 		"How often a delivery without an ack is repeated; then the client's cursor must find it.")
 
 	loginMode = settings.Word("gateway.login.mode", defaults.Login.Mode, []string{"multi", "kick_old", "reject_new"},

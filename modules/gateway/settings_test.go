@@ -148,36 +148,6 @@ func TestTheFactorScalesSends(t *testing.T) {
 	}
 }
 
-// Lowering the count ends redeliveries that are beyond it.
-func TestRedeliveryFollowsTheSettings(t *testing.T) {
-	now := time.Unix(0, 0)
-	p := pending{first: time.Second, most: 5, jitter: func() float64 { return 1 }}
-	p.add(now, "c", 1, []byte("x"))
-	times := 0
-	step := func(d time.Duration) {
-		now = now.Add(d)
-		p.due(now, false, func(string, *delivery) { times++ })
-	}
-	step(time.Second)
-	step(2 * time.Second)
-	if times != 2 || p.n != 1 {
-		t.Fatalf("%d times, %d wait", times, p.n)
-	}
-	p.most = 2
-	step(4 * time.Second)
-	if times != 2 || p.n != 0 || p.bytes != 0 {
-		t.Errorf("%d times, %d wait", times, p.n)
-	}
-	p.most, times = 8, 0 // more than the schedule has: the last wait repeats
-	p.add(now, "c", 2, []byte("x"))
-	for range 60 {
-		step(time.Second)
-	}
-	if times != 8 {
-		t.Errorf("%d times, want 8", times)
-	}
-}
-
 // 200 changes a second while people talk: nobody is refused or cut off, and
 // every reader sees whole revisions.
 func TestChangesUnderLoad(t *testing.T) {
