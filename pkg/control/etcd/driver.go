@@ -103,12 +103,23 @@ func New(client *clientv3.Client, o Options) *Driver {
 }
 
 // Load reads the cluster and the settings once and publishes them. Call it
-// before Run. An error means that etcd cannot be reached within 2 s.
+// before Run. An error means that etcd cannot be reached within 2 s. Settings
+// that could not be read stay as they are remembered until Run has read them.
 func (d *Driver) Load(ctx context.Context) error {
-	if err := d.follower.load(ctx); err != nil || d.settings == nil {
+	if err := d.follower.load(ctx); err != nil {
 		return err
 	}
-	return d.settings.load(ctx)
+	d.loadSettings(ctx)
+	return nil
+}
+
+func (d *Driver) loadSettings(ctx context.Context) {
+	if d.settings == nil {
+		return
+	}
+	if err := d.settings.load(ctx); err != nil {
+		d.opts.Log.Warn("the settings cannot be read yet; going on with those of the last run", zap.Error(err))
+	}
 }
 
 // Announce sets the record of this node and waits until etcd has it. Errors: a
