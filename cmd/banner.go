@@ -73,9 +73,18 @@ func (e *engine) next() string {
 		at = " --data-dir " + shellWord(e.dir.Path())
 	}
 	if e.demo != nil {
-		return "imd chat --as " + e.demo.users[0] + at
+		return program(e.app.program) + " chat --as " + e.demo.users[0] + at
 	}
-	return "imd token mint --user alice" + at
+	return program(e.app.program) + " token mint --user alice" + at
+}
+
+// program is how the program was called, so that the line can be typed as it
+// stands: "imd" if it was found by its name, else the path.
+func program(called string) string {
+	if called == "" || !strings.ContainsRune(called, filepath.Separator) {
+		return "imd"
+	}
+	return shellWord(called)
 }
 
 // shellWord quotes a word if a shell would take it apart.

@@ -47,6 +47,7 @@ GET /dev/users on the client listener gives the demo users and fresh tokens.`,
 	}
 	c.Flags().StringSliceVar(&d.users, "users", []string{"alice", "bob"}, "demo users")
 	s := addSettings(a, c)
+	c.Flags().Lookup("data-dir").Usage = "folder for keys and data, which is kept (default: $IMD_DATA_DIR, else a new one that is thrown away)"
 	c.RunE = func(c *cobra.Command, _ []string) error { return d.run(c, a, s) }
 	return c
 }

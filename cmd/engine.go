@@ -73,7 +73,7 @@ func (e *engine) serve(ctx context.Context) (err error) {
 	if err := e.assemble(); err != nil {
 		return err
 	}
-	return e.live(ctx)
+	return ownFailure(e.live(ctx))
 }
 
 // checkKeys refuses the development key where others could use it.
@@ -122,6 +122,7 @@ func (e *engine) assemble() error {
 	}
 	e.log = e.log.With(obs.Node(id))
 	e.reg, e.ready, e.pulse = obs.NewRegistry(e.build), module.NewReady(), obs.NewPulse(e.app.getenv)
+	e.log = obs.Counted(e.log, e.reg)
 	e.ops = obs.NewOps(e.ready, func() control.State { return e.node.Record().State }, e.pulse, boot, e.reg, e.build)
 	public := http.NewServeMux()
 	public.Handle("GET /livez", obs.Livez(e.pulse, boot))

@@ -94,6 +94,19 @@ func classify(err error) *failure {
 	return fromSystem(err)
 }
 
+// ownFailure is why a node ended. What it waited for in vain is a failure of the
+// node: the words that a client command has for a server that does not answer
+// would name the wrong one.
+func ownFailure(err error) error {
+	if err == nil {
+		return nil
+	}
+	if f := classify(err); f.Exit != exitUnavailable && f.Exit != exitNotFound {
+		return f
+	}
+	return newFailure(exitFailed, "failed", err.Error(), "")
+}
+
 // fromServer is an answer of a node.
 func fromServer(e *im.Error) *failure {
 	info := im.Info(e.Reason)

@@ -52,8 +52,11 @@ func newKeyCreate(a *app) *cobra.Command {
 	var name string
 	var scopes []string
 	c := &cobra.Command{
-		Use:     "create",
-		Short:   "Make an API key; its secret is shown once",
+		Use:   "create",
+		Short: "Make an API key; its secret is shown once",
+		Long: `Create prints the new key on standard output, and on standard error what it may
+do. The server keeps only a hash of it. Programs send it as a bearer token:
+Authorization: Bearer imd_...`,
 		Example: "  imd key create --name backend\n  imd key create --name importer --scopes users,conversations",
 		Args:    cobra.NoArgs,
 	}

@@ -23,6 +23,7 @@ type app struct {
 	environ []string
 	out     io.Writer
 	errOut  io.Writer
+	program string // how the process was called; "" in tests
 
 	format  format        // -o
 	timeout time.Duration // --timeout
@@ -42,7 +43,7 @@ func (a *app) printer() printer { return printer{out: a.out, json: a.format == a
 
 // Main runs the command line of the process and returns its exit status.
 func Main() int {
-	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr}
+	a := &app{specs: specs(), environ: os.Environ(), out: os.Stdout, errOut: os.Stderr, program: os.Args[0]}
 	return a.run(context.Background(), os.Args[1:])
 }
 
@@ -99,7 +100,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 	}
 	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
-	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVersion(a))
+	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newToken(a), newKey(a), newSend(a), newTail(a), newChat(a), newBench(a), newVerify(a), newDrill(a), newVersion(a))
 	markRan(root)
 	return root
 }

@@ -81,13 +81,13 @@ type settingFlags struct {
 
 // flagKeys are the keys that have a flag of their own.
 var flagKeys = []struct{ flag, key, usage string }{
-	{"roles", "roles", "roles of this node: all, or some of gateway,state,push,scheduler"},
-	{"data-dir", "data_dir", "folder for keys and data"},
-	{"listen", "gateway.listen", "host:port for clients"},
-	{"ops-listen", "ops.listen", "host:port for probes, metrics and admin services"},
-	{"node-name", "node.name", "name of this node"},
-	{"log-level", "log.level", "debug, info, warn or error"},
-	{"log-format", "log.format", "auto, json or console"},
+	{"roles", "roles", "roles of this node: all, or some of gateway,state,push,scheduler (default: all)"},
+	{"data-dir", "data_dir", "folder for keys and data (default: $IMD_DATA_DIR, else imd below $XDG_DATA_HOME or ~/.local/share)"},
+	{"listen", "gateway.listen", "host:port for clients; port 0 picks a free one (default: 127.0.0.1:8420)"},
+	{"ops-listen", "ops.listen", "host:port for probes, metrics and admin services (default: 127.0.0.1:8421)"},
+	{"node-name", "node.name", "name of this node in the cluster (default: made at the first start and kept)"},
+	{"log-level", "log.level", "debug, info, warn or error (default: info)"},
+	{"log-format", "log.format", "auto, json or console; auto is console on a terminal (default: auto)"},
 }
 
 // addSettings gives a command the flags that set keys.
@@ -97,7 +97,20 @@ func addSettings(a *app, c *cobra.Command) *settingFlags {
 	for _, f := range flagKeys {
 		s.named[f.flag] = c.Flags().String(f.flag, "", f.usage)
 	}
-	c.Flags().StringArrayVar(&s.pairs, "set", nil, "set any key: --set gateway.listen=127.0.0.1:0 (repeatable)")
+	c.Flags().StringArrayVar(&s.pairs, "set", nil, "set any key of imd config docs: --set auth.issuer=shop (repeatable)")
+	return s
+}
+
+// addKeySettings is addSettings for commands that use the keys of a data folder
+// and the section auth: the other flags are taken, so that one set of flags fits
+// all commands, but not shown.
+func addKeySettings(a *app, c *cobra.Command) *settingFlags {
+	s := addSettings(a, c)
+	for _, f := range flagKeys {
+		if f.key != "data_dir" {
+			c.Flags().Lookup(f.flag).Hidden = true
+		}
+	}
 	return s
 }
 

@@ -91,11 +91,12 @@ func newTokenMint(a *app) *cobra.Command {
 		Use:   "mint",
 		Short: "Make a token for a user",
 		Long: `Mint signs a token with the newest key of the data folder. It needs no running
-node. Whoever holds the token is that user until it expires.`,
+node, and users need not exist before. Whoever holds the token is that user until
+it expires.`,
 		Example: "  imd token mint --user alice\n  imd token mint --user alice --ttl 15m --device laptop-1 --class desktop",
 		Args:    cobra.NoArgs,
 	}
-	s := addSettings(a, c)
+	s := addKeySettings(a, c)
 	c.Flags().StringVar(&w.user, "user", "", "user id")
 	c.Flags().DurationVar(&w.ttl, "ttl", time.Hour, "how long the token is good")
 	c.Flags().StringVar(&w.login, "login", "", "login id; the same one again is the same login (default: a new one)")
@@ -172,7 +173,7 @@ Exit status: 0 if the token is good, 4 if it is not.`,
 		Example: "  imd token verify eyJhbGciOi...\n  imd token mint --user alice | imd token verify -",
 		Args:    cobra.ExactArgs(1),
 	}
-	s := addSettings(a, c)
+	s := addKeySettings(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		text := args[0]
 		if text == "-" {

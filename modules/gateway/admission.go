@@ -27,6 +27,20 @@ const (
 	addressFull
 )
 
+// setMost sets how many connections are taken in all.
+func (a *admission) setMost(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.most = n
+}
+
+// count is how many connections there are.
+func (a *admission) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.total
+}
+
 // enter counts a newcomer if there is room.
 func (a *admission) enter(addr netip.Addr) admitVerdict {
 	a.mu.Lock()

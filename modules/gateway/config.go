@@ -104,7 +104,7 @@ type LimitConfig struct {
 // DefaultConfig is what an empty file means.
 func DefaultConfig() Config {
 	return Config{
-		Listen:         "127.0.0.1:8420",
+		Listen:             "127.0.0.1:8420",
 		MaxUnauthenticated: 4000, MaxUnauthenticatedAddress: 200,
 		HelloTimeout: protocol.HelloTimeout, PingInterval: protocol.PingInterval,
 		PongTimeout: protocol.PongTimeout, WriteTimeout: protocol.WriteTimeout,

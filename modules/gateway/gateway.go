@@ -101,6 +101,8 @@ type Gateway struct {
 	requests  chan struct{} // holds one for each request in work
 
 	overloadTime time.Duration // how long a connection may be above its rates
+	mostSockets  int           // that may be open, upgraded or not; set by Start
+	plain        atomic.Int64  // sockets that are not upgraded
 
 	ctx      context.Context // of calls; ends with Run
 	cancel   context.CancelFunc
@@ -191,7 +193,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 			public.ServeHTTP(w, r)
 		}),
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: bodyTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, ErrorLog: zap.NewStdLog(g.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
+		MaxHeaderBytes: maxHeader, ConnState: g.countSocket, ErrorLog: zap.NewStdLog(g.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
 	}
 	if g.Announce != nil {
 		g.Announce("public", ln.Addr().String())
@@ -277,16 +279,32 @@ func (g *Gateway) setCeiling() {
 		g.Log.Warn("the limit of open files is not known", obs.Err(err))
 		files = 1 << 10
 	}
+	files = min(max(files, 2*spareFiles), 10_000_000)
+	possible := int(files - spareFiles)
 	most := g.cfg.MaxConnections
 	if most == 0 {
-		most = int(min(max(files, 2*spareFiles)-spareFiles, 10_000_000))
-	} else if uint64(most)+spareFiles/2 > files {
-		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
-			zap.Int("max_connections", most), zap.Uint64("open_files", files))
+		most = possible
 	}
-	g.admission.mu.Lock()
-	g.admission.most = most
-	g.admission.mu.Unlock()
+	if most > possible {
+		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
+			zap.Int("max_connections", most), zap.Uint64("open_files", files), zap.Int("taken_at_most", possible))
+	}
+	g.admission.setMost(min(most, possible))
+	g.mostSockets = int(files - spareFiles/2)
+}
+
+// countSocket follows the sockets of the HTTP server. One that would take the
+// last descriptors, which the stores need, is closed at once.
+func (g *Gateway) countSocket(c net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		if int(g.plain.Add(1))+g.admission.count() > g.mostSockets {
+			g.m.handshakes.WithLabelValues("no_files").Inc()
+			_ = c.Close()
+		}
+	case http.StateHijacked, http.StateClosed: // admission counts the hijacked ones
+		g.plain.Add(-1)
+	}
 }
 
 // raiseFileLimit raises the soft limit of open files to the hard one and

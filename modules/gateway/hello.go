@@ -144,7 +144,7 @@ func (s *session) join(c auth.Claims) *refusal {
 	if no != nil {
 		return no
 	}
-	s.g.hub.register(s)
+	s.subscribe()
 	if no := s.admit(c); no != nil {
 		// Who was displaced for nothing comes back by itself.
 		s.g.displace(append(claim.Superseded, claim.Replaced...), "busy")

@@ -140,8 +140,8 @@ func TestEverythingIsGivenBack(t *testing.T) {
 		{"reset during a large push", 8, func(n int) error {
 			user, conv := fmt.Sprint("c", n), fmt.Sprint("g_", n)
 			c, err := d.rawOpen(hello(user))
-			for range 20 {
-				w.state.post(conv, "x", strings.Repeat("x", 10_000), user)
+			for range 4 {
+				w.state.post(conv, "x", strings.Repeat("x", 60_000), user)
 			}
 			if c != nil {
 				reset(c)

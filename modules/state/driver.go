@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
@@ -146,6 +147,12 @@ func (d *driver) guarded(ctx context.Context, w *lane.Work) (ev lane.Result) {
 		ev.Change, ev.Err = d.store.Change(ctx, *w.Change.Change)
 		return ev
 	}
+	if err := failpoint.Error(failpoint.BeforeAppend); err != nil {
+		return lane.Result{Err: err}
+	}
 	ev.Results, ev.Err = d.store.Append(ctx, w.Append)
+	if err := failpoint.Error(failpoint.AfterAppend); err != nil {
+		return lane.Result{Err: fmt.Errorf("%w: %w", store.ErrUnknownOutcome, err)}
+	}
 	return ev
 }

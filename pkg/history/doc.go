@@ -11,4 +11,18 @@
 //	faults.log       each fault's start and stop
 //	db.final         the log after everything had healed: the ground truth
 //	members.final    who may see what of it
+//
+// What a recorder owes the judge:
+//
+//   - An Invoke carries a time from before the send leaves, a Return one from
+//     after the answer arrived: an interval too short makes a good server look
+//     bad.
+//   - The records of a device count in order of time, those of one time in the
+//     order of the file.
+//   - A device that is online when the run ends records Settled after the last
+//     fault, or it counts as left behind. Open is written once for each life of
+//     a conversation on a device, Have whenever the device connects again; without
+//     an Open the device begins at nothing.
+//   - A Row's Hash and a send's are made by one function, and the Name of a Resync
+//     is the data_epoch, if it is known.
 package history

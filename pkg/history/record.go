@@ -9,9 +9,10 @@ const (
 	Return     Kind = "return"     // ops: its answer came; Ack says which
 	Show       Kind = "show"       // view: the device showed an entry
 	Open       Kind = "open"       // view: the device begins a conversation at have = Seq
-	Connect    Kind = "connect"    // view: a session stands
+	Have       Kind = "have"       // view: behind a Connect, the device takes the conversation up again at have = Seq
+	Connect    Kind = "connect"    // view: a session stands; Name is the data_epoch it was welcomed with, if known
 	Disconnect Kind = "disconnect" // view: it ended
-	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch
+	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch; Name is that epoch, if known
 	Settled    Kind = "settled"    // view: the device is online, has synced and waits for nothing
 	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended
 	Row        Kind = "row"        // db: an entry

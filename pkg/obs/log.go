@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/mattn/go-isatty"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
@@ -51,6 +52,26 @@ func NewLogger(c LogConfig, f *os.File) (*zap.Logger, zap.AtomicLevel, error) {
 		zapcore.NewCore(enc, out, both(atom, func(l zapcore.Level) bool { return l < zapcore.WarnLevel })), second, 100, 100)
 	loud := zapcore.NewCore(enc, out, both(atom, func(l zapcore.Level) bool { return l >= zapcore.WarnLevel }))
 	return zap.New(zapcore.NewTee(quiet, loud)), atom, nil
+}
+
+// Counted is log, with its warnings and errors counted in
+// imd_log_lines_total{level}, so that an alarm can be raised on them. Call it
+// once for a registry.
+func Counted(log *zap.Logger, reg prometheus.Registerer) *zap.Logger {
+	lines := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "imd", Subsystem: "log", Name: "lines_total", Help: "Warnings and errors in the log.",
+	}, []string{"level"})
+	reg.MustRegister(lines)
+	warnings, errors := lines.WithLabelValues("warn"), lines.WithLabelValues("error")
+	return log.WithOptions(zap.Hooks(func(e zapcore.Entry) error {
+		switch {
+		case e.Level >= zapcore.ErrorLevel:
+			errors.Inc()
+		case e.Level == zapcore.WarnLevel:
+			warnings.Inc()
+		}
+		return nil
+	}))
 }
 
 func both(atom zap.AtomicLevel, part func(zapcore.Level) bool) zapcore.LevelEnabler {

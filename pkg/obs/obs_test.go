@@ -17,7 +17,10 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/imdhq/imd/pkg/control"
@@ -201,5 +204,25 @@ func TestLoopback(t *testing.T) {
 		if got := obs.Loopback(addr); got != want {
 			t.Errorf("Loopback(%q) = %v", addr, got)
 		}
+	}
+}
+
+// Warnings and errors are counted, whoever writes them.
+func TestCounted(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	log := obs.Counted(zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(io.Discard), zap.InfoLevel)), reg).Named("x").With(zap.Int("n", 1))
+	log.Info("fine")
+	log.Warn("hm")
+	log.Error("bad")
+	log.Error("bad")
+	want := `
+# HELP imd_log_lines_total Warnings and errors in the log.
+# TYPE imd_log_lines_total counter
+imd_log_lines_total{level="error"} 2
+imd_log_lines_total{level="warn"} 1
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want)); err != nil {
+		t.Error(err)
 	}
 }

@@ -288,6 +288,76 @@ func (c *Client) History(h *clientv1.History) *clientv1.Page {
 	return f.GetHistoryResult().Page
 }
 
+// Walk reads the whole history of a conversation with pages of limit, and says
+// how many calls it took.
+func (c *Client) Walk(conv string, limit int32, backward bool) (all []*clientv1.Entry, calls int) {
+	c.t.Helper()
+	h := &clientv1.History{ConversationId: conv, Limit: limit, Backward: backward}
+	for {
+		p := c.History(h)
+		calls++
+		if backward {
+			all = append(append([]*clientv1.Entry{}, p.Entries...), all...)
+			h.BeforeSeq = p.CompleteFrom
+		} else {
+			all = append(all, p.Entries...)
+			h.AfterSeq = p.CompleteTo
+		}
+		if p.End || calls > 10_000 {
+			return all, calls
+		}
+	}
+}
+
+// SendAll writes sends without waiting, within the window of 32, and sends
+// again by the rules until all are stored. It returns the seqs in order. Those
+// without a client_message_id get one.
+func (c *Client) SendAll(sends []*clientv1.Send) []int64 {
+	c.t.Helper()
+	seqs := make([]int64, len(sends))
+	ids := map[uint32]int{}
+	next, open, done, rewind := 0, 0, 0, -1
+	for done < len(sends) {
+		for open < protocol.ClientSendWindow && next < len(sends) && rewind < 0 {
+			if sends[next].ClientMessageId == "" {
+				sends[next].ClientMessageId = uuid.NewString()
+			}
+			id := c.ID()
+			ids[id] = next
+			c.Write(&clientv1.ClientFrame{Id: id, Kind: &clientv1.ClientFrame_Send{Send: sends[next]}})
+			next++
+			open++
+		}
+		f := c.Take("a send_ack", func(f *clientv1.ServerFrame) bool { _, ok := ids[f.Id]; return ok && f.GetSendAck() != nil })
+		i := ids[f.Id]
+		delete(ids, f.Id)
+		open--
+		switch a := f.GetSendAck(); a.Status {
+		case clientv1.Ack_ACK_OK:
+			if seqs[i] == 0 {
+				done++
+			}
+			seqs[i] = a.Seq
+		case clientv1.Ack_ACK_RETRY:
+			if rewind < 0 || i < rewind {
+				rewind = i
+			}
+			if open == 0 {
+				time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
+			}
+		default:
+			c.t.Fatalf("send %d: %v", i, a)
+		}
+		if rewind >= 0 && open == 0 {
+			for _, m := range sends[rewind:next] {
+				m.Resend = true
+			}
+			next, rewind = rewind, -1
+		}
+	}
+	return seqs
+}
+
 // Entry waits for the deliver of an entry that matches.
 func (c *Client) Entry(what string, match func(conv string, e *clientv1.Entry) bool) *clientv1.Entry {
 	c.t.Helper()

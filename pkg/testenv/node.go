@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -55,6 +56,9 @@ type Node struct {
 	Dir  string // its data folder
 	Args []string
 	Env  []string
+	// Under is a command that starts the process in its place, such as
+	// {"sh", "-c", `ulimit -n 256; exec "$0" "$@"`}; nil = none.
+	Under []string
 
 	t    testing.TB
 	cmd  *exec.Cmd
@@ -72,9 +76,22 @@ const ReadyIn = 20 * time.Second
 // node is killed at the end of the test.
 func Start(t testing.TB, args ...string) *Node {
 	t.Helper()
-	n := &Node{Dir: filepath.Join(t.TempDir(), "data"), Args: args, t: t}
-	n.Start()
+	n := &Node{Dir: filepath.Join(t.TempDir(), "data"), Args: args}
+	n.Begin(t)
 	return n
+}
+
+// Begin is Start for a node whose fields were filled in by hand.
+func (n *Node) Begin(t testing.TB) {
+	t.Helper()
+	n.t = t
+	n.Start()
+}
+
+// Try is Begin for a node that may not become ready: it does not wait.
+func (n *Node) Try(t testing.TB) error {
+	n.t = t
+	return n.Launch()
 }
 
 // Start starts the process again after Kill or Stop, and waits until it is
@@ -92,7 +109,8 @@ func (n *Node) Start() {
 // Launch starts the process and does not wait.
 func (n *Node) Launch() error {
 	args := append([]string{"serve", "--roles=all", "--data-dir", n.Dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}, n.Args...)
-	n.cmd = exec.Command(Binary(n.t), args...)
+	line := append(append(slices.Clone(n.Under), Binary(n.t)), args...)
+	n.cmd = exec.Command(line[0], line[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	n.log = &syncBuffer{}
@@ -255,4 +273,14 @@ func (b *syncBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+// NoLimits are flags that lift the rates of connections, users and
+// conversations, for tests whose question is another.
+func NoLimits() []string {
+	var args []string
+	for _, key := range []string{"connection", "user", "conversation"} {
+		args = append(args, "--set", "gateway.limits."+key+"_rate=1000000", "--set", "gateway.limits."+key+"_burst=1000000")
+	}
+	return args
 }

@@ -301,6 +301,13 @@ func (c *Client) tick(now time.Time) time.Time {
 	if at, ok := c.flushAcks(now, false); ok {
 		consider(at)
 	}
+	if !s.syncRetry.IsZero() {
+		if now.Before(s.syncRetry) {
+			consider(s.syncRetry)
+		} else {
+			c.sync(s, now)
+		}
+	}
 	if c.syncAgain && !s.syncing {
 		if now.Before(c.syncAt) {
 			consider(c.syncAt)

@@ -172,7 +172,9 @@ func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 			c.mark(cv)
 		}
 	default:
-		c.outbox.Retry(frameID, a.Error, now)
+		if m := c.outbox.Retry(frameID, a.Error, now); m != nil && a.Error != nil {
+			m.Value.refusal.Store(fromWire(a.Error))
+		}
 	}
 	c.pump(now)
 }
@@ -217,7 +219,7 @@ const syncPause = 200 * time.Millisecond
 // sync asks which conversations changed, or goes on asking. The lock is held.
 func (c *Client) sync(s *session, now time.Time) {
 	c.syncAt = now.Add(syncPause)
-	s.syncing = true
+	s.syncing, s.syncRetry = true, time.Time{}
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
@@ -229,6 +231,14 @@ func (c *Client) sync(s *session, now time.Time) {
 	}
 	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: f}}, func(_ *clientv1.ServerFrame, err error) {
 		if err == nil || errors.Is(err, errMoved) {
+			return
+		}
+		// Refused for now: the session stays, or many clients that come back at
+		// once would come back again and again.
+		var e *Error
+		if errors.As(err, &e) && e.Retryable && e.CloseCode == 0 {
+			s.syncRetry = time.Now().Add(e.RetryAfter + backoff(s.syncTries, 0))
+			s.syncTries++
 			return
 		}
 		// Without a sync there is no session worth having.
@@ -261,7 +271,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 			c.full[st.ConversationId] = true
 		}
 	}
-	c.syncToken, c.listing = r.SyncToken, r.More
+	c.syncToken, c.listing, s.syncTries = r.SyncToken, r.More, 0
 	if r.More {
 		c.sync(s, now)
 		return

@@ -34,7 +34,9 @@ type session struct {
 	refreshAt time.Time     // when to ask for a new token; zero = not
 	cursors   map[string]int64
 	syncing   bool
-	rest      bool // its sync goes on with a listing that another session began
+	syncRetry time.Time // when to ask again after a refused sync; zero = not
+	syncTries int       // refusals in a row
+	rest      bool      // its sync goes on with a listing that another session began
 	bye       *clientv1.Bye
 	cause     error // why it ended
 }

@@ -81,19 +81,19 @@ func rising(t *testing.T, s *suite) {
 	done := make(chan bool)
 	for _, x := range []*testenv.Client{a, c} {
 		go func() {
+			defer func() { done <- true }() // also if it fails
 			var sends []*clientv1.Send
 			for i := range 100 {
 				m := testenv.To(conv, fmt.Sprint(i))
 				m.ClientMessageId = uuid.NewString()
 				sends = append(sends, m)
 			}
-			sendAll(t, x, sends)
-			done <- true
+			x.SendAll(sends)
 		}()
 	}
 	<-done
 	<-done
-	all, _ := walk(t, a, conv, 500, false)
+	all, _ := a.Walk(conv, 500, false)
 	last, have := int64(0), map[int64]bool{}
 	for _, e := range all {
 		if e.PrevSeq != last {
@@ -149,8 +149,9 @@ func laterRange(t *testing.T, s *suite) {
 
 func beginning(t *testing.T, s *suite) {
 	a := s.login(t, "ann", "d")
-	stop, sent := make(chan struct{}), make(chan int)
+	stop, sent := make(chan struct{}), make(chan int, 1)
 	go func() {
+		defer close(sent) // also if it fails
 		n := 0
 		for {
 			select {
@@ -294,14 +295,14 @@ func historyPages(t *testing.T, s *suite) {
 		m.ClientMessageId = uuid.NewString()
 		sends = append(sends, m)
 	}
-	sendAll(t, a, sends)
+	a.SendAll(sends)
 	conv := protocol.DirectID(s.user("ann"), s.user("bob"))
 	for _, limit := range []int32{1, 7, 100, 500} {
 		for _, backward := range []bool{false, true} {
 			if limit == 1 && backward {
 				continue // 300 more calls prove nothing new
 			}
-			all, calls := walk(t, a, conv, limit, backward)
+			all, calls := a.Walk(conv, limit, backward)
 			if len(all) != 300 || calls > 300/int(limit)+3 {
 				t.Errorf("limit %d backward %v: %d entries in %d calls", limit, backward, len(all), calls)
 			}
@@ -329,7 +330,7 @@ func historyPages(t *testing.T, s *suite) {
 		m := testenv.ToUser(s.user("carl"), strings.Repeat("\"", 16_000))
 		a.MustSend(m)
 	}
-	all, _ := walk(t, a, protocol.DirectID(s.user("ann"), s.user("carl")), 500, false)
+	all, _ := a.Walk(protocol.DirectID(s.user("ann"), s.user("carl")), 500, false)
 	if len(all) != 12 {
 		t.Errorf("%d of 12 large entries", len(all))
 	}
@@ -348,7 +349,7 @@ func hiddenStretches(t *testing.T, s *suite) {
 	s.change(t, "ann", "AddMembers", conv, map[string]any{"userIds": []string{s.user("bob")}})
 	a.MustSend(testenv.To(conv, "seen"))
 	for _, backward := range []bool{false, true} {
-		all, calls := walk(t, b, conv, 100, backward)
+		all, calls := b.Walk(conv, 100, backward)
 		if calls != 1 || strings.Contains(texts(all), "hidden") || len(all) != 1+5+1+1+1 {
 			t.Errorf("backward %v: %d entries in %d calls: %s", backward, len(all), calls, texts(all))
 		}
@@ -372,7 +373,7 @@ func borders(t *testing.T, s *suite) {
 	wantReason(t, m.Request(sendFrame(0, testenv.To(conv, "x"))), "not_member")
 	again := s.change(t, "ann", "AddMembers", conv, mia)
 	say("second")
-	all, _ := walk(t, m, conv, 100, false)
+	all, _ := m.Walk(conv, 100, false)
 	if texts(all) != "first second" {
 		t.Errorf("mia sees %q", texts(all))
 	}
@@ -385,7 +386,7 @@ func borders(t *testing.T, s *suite) {
 	}
 	s.change(t, "ann", "RemoveMembers", conv, mia)
 	say("after")
-	all, _ = walk(t, m, conv, 100, false)
+	all, _ = m.Walk(conv, 100, false)
 	if texts(all) != "first second" || all[len(all)-1].MemberChange.GetAction() != clientv1.MemberAction_MEMBER_ACTION_REMOVED {
 		t.Errorf("after the removal mia sees %q", texts(all))
 	}
@@ -399,12 +400,12 @@ func borders(t *testing.T, s *suite) {
 	open := out["conversationId"].(string)
 	a.MustSend(testenv.To(open, "old"))
 	s.change(t, "ann", "AddMembers", open, mia)
-	if all, _ := walk(t, m, open, 100, false); texts(all) != "old" {
+	if all, _ := m.Walk(open, 100, false); texts(all) != "old" {
 		t.Errorf("a newcomer sees %q of an open history", texts(all))
 	}
 	testenv.MustPost(t, s.URL(), changes+"ClearHistory", s.Token(s.user("mia")), map[string]any{"conversationId": open, "upToSeq": "2"})
 	a.MustSend(testenv.To(open, "new"))
-	if all, _ := walk(t, m, open, 100, false); texts(all) != "new" {
+	if all, _ := m.Walk(open, 100, false); texts(all) != "new" {
 		t.Errorf("after clearing mia sees %q", texts(all))
 	}
 }
@@ -430,7 +431,7 @@ func permissions(t *testing.T, s *suite) {
 	}
 	s.change(t, "ann", "Close", conv, nil)
 	fails(a, testenv.To(conv, "x"), "conversation_closed")
-	all, _ := walk(t, a, conv, 100, false)
+	all, _ := a.Walk(conv, 100, false)
 	if texts(all) != "kept" {
 		t.Errorf("history has %q", texts(all))
 	}

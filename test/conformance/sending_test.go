@@ -44,7 +44,7 @@ func resend(t *testing.T, s *suite) {
 			}
 		}
 	}
-	all, _ := walk(t, b, first[0].ConversationId, 100, false)
+	all, _ := b.Walk(first[0].ConversationId, 100, false)
 	if texts(all) != "m0 m1 m2" {
 		t.Errorf("history has %q", texts(all))
 	}
@@ -78,52 +78,6 @@ func idScope(t *testing.T, s *suite) {
 	}
 }
 
-// sendAll writes sends without waiting, within the window of 32, and sends
-// again by the rules until all are stored. It returns the seqs in order.
-func sendAll(t *testing.T, c *testenv.Client, sends []*clientv1.Send) []int64 {
-	t.Helper()
-	seqs := make([]int64, len(sends))
-	ids := map[uint32]int{}
-	next, open, done, rewind := 0, 0, 0, -1
-	for done < len(sends) {
-		for open < 32 && next < len(sends) && rewind < 0 {
-			id := c.ID()
-			ids[id] = next
-			f := sendFrame(id, sends[next])
-			c.Write(f)
-			next++
-			open++
-		}
-		f := c.Take("a send_ack", func(f *clientv1.ServerFrame) bool { _, ok := ids[f.Id]; return ok && f.GetSendAck() != nil })
-		i := ids[f.Id]
-		delete(ids, f.Id)
-		open--
-		switch a := f.GetSendAck(); a.Status {
-		case clientv1.Ack_ACK_OK:
-			if seqs[i] == 0 {
-				done++
-			}
-			seqs[i] = a.Seq
-		case clientv1.Ack_ACK_RETRY:
-			if rewind < 0 || i < rewind {
-				rewind = i
-			}
-			if open == 0 {
-				time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
-			}
-		default:
-			t.Fatalf("send %d: %v", i, a)
-		}
-		if rewind >= 0 && open == 0 {
-			for _, m := range sends[rewind:next] {
-				m.Resend = true
-			}
-			next, rewind = rewind, -1
-		}
-	}
-	return seqs
-}
-
 func pipelined(t *testing.T, s *suite) {
 	a := s.login(t, "ann", "d")
 	b := s.login(t, "bob", "d")
@@ -133,13 +87,13 @@ func pipelined(t *testing.T, s *suite) {
 		m.ClientMessageId = uuid.NewString()
 		sends = append(sends, m)
 	}
-	seqs := sendAll(t, a, sends)
+	seqs := a.SendAll(sends)
 	for i := 1; i < len(seqs); i++ {
 		if seqs[i] <= seqs[i-1] {
 			t.Fatalf("send %d has seq %d behind %d", i, seqs[i], seqs[i-1])
 		}
 	}
-	all, _ := walk(t, b, protocol.DirectID(s.user("ann"), s.user("bob")), 500, false)
+	all, _ := b.Walk(protocol.DirectID(s.user("ann"), s.user("bob")), 500, false)
 	for i, e := range all {
 		if e.Content.GetText() != fmt.Sprint(i) {
 			t.Fatalf("history has %q at %d", e.Content.GetText(), i)

@@ -153,26 +153,6 @@ func wantReason(t *testing.T, f *clientv1.ServerFrame, want string) {
 	}
 }
 
-// walk reads the whole history of a conversation with pages of limit.
-func walk(t *testing.T, c *testenv.Client, conv string, limit int32, backward bool) (all []*clientv1.Entry, calls int) {
-	t.Helper()
-	h := &clientv1.History{ConversationId: conv, Limit: limit, Backward: backward}
-	for {
-		p := c.History(h)
-		calls++
-		if backward {
-			all = append(append([]*clientv1.Entry{}, p.Entries...), all...)
-			h.BeforeSeq = p.CompleteFrom
-		} else {
-			all = append(all, p.Entries...)
-			h.AfterSeq = p.CompleteTo
-		}
-		if p.End || calls > 10_000 {
-			return all, calls
-		}
-	}
-}
-
 func texts(entries []*clientv1.Entry) string {
 	var out []string
 	for _, e := range entries {

@@ -3,6 +3,7 @@ package crash
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 type sent struct {
 	send *clientv1.Send
 	ack  *clientv1.SendAck // nil = the node died before it answered
+
+	answered bool // the repeat in flight
 }
 
 // sender writes to its partner, 8 unanswered at a time, until the node dies.
@@ -56,7 +59,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	n := testenv.Start(t, "--set", "gateway.limits.user_rate=100000", "--set", "gateway.limits.user_burst=100000")
+	n := testenv.Start(t, testenv.NoLimits()...)
 	everything := make([][]*sent, pairs)
 	acked := 0
 	for round := range 6 {
@@ -89,23 +92,8 @@ func TestKilledUnderLoad(t *testing.T) {
 func check(t *testing.T, n *testenv.Node, from, to string, all []*sent) (acked int) {
 	t.Helper()
 	a := testenv.Login(t, n.URL(), protocol.Proto, n.Token(from), "check")
-	for _, s := range all {
-		s.send.Resend = true
-		got := a.Send(s.send)
-		for got.Status == clientv1.Ack_ACK_RETRY {
-			time.Sleep(time.Duration(max(got.Error.RetryAfterMs, 50)) * time.Millisecond)
-			got = a.Send(s.send)
-		}
-		switch {
-		case got.Status != clientv1.Ack_ACK_OK:
-			t.Fatalf("a repeat got %v", got)
-		case s.ack == nil:
-			s.ack = got
-		case !got.Duplicate || got.MessageId != s.ack.MessageId || got.Seq != s.ack.Seq || got.PrevSeq != s.ack.PrevSeq || got.ServerTimeMs != s.ack.ServerTimeMs:
-			t.Errorf("a repeat got %v, at first it was %v", got, s.ack)
-		default:
-			acked++
-		}
+	for chunk := range slices.Chunk(all, 32) {
+		acked += repeat(t, a, chunk)
 	}
 	b := testenv.Login(t, n.URL(), protocol.JSON, n.Token(to), "check")
 	bySeq := map[int64]*clientv1.Entry{}
@@ -133,6 +121,45 @@ func check(t *testing.T, n *testenv.Node, from, to string, all []*sent) (acked i
 		if e == nil || e.MessageId != s.ack.MessageId || e.ClientMessageId != s.send.ClientMessageId || e.Content.GetText() != s.send.Content.GetText() {
 			t.Errorf("at %d the log has %v, the ack said %v", s.ack.Seq, e, s.ack)
 		}
+	}
+	return acked
+}
+
+// repeat sends all again, in order and without waiting, and compares the
+// answers with the first ones.
+func repeat(t *testing.T, c *testenv.Client, all []*sent) (acked int) {
+	t.Helper()
+	for at := 0; at < len(all); {
+		var frames []*clientv1.ClientFrame
+		for _, s := range all[at:] {
+			s.send.Resend = true
+			frames = append(frames, &clientv1.ClientFrame{Id: c.ID(), Kind: &clientv1.ClientFrame_Send{Send: s.send}})
+		}
+		c.Write(frames...)
+		refused := time.Duration(0)
+		for i, f := range frames {
+			got, s := c.Answer(f.Id).GetSendAck(), all[at+i]
+			switch {
+			case got.Status == clientv1.Ack_ACK_RETRY:
+				refused = max(refused, time.Duration(max(got.Error.RetryAfterMs, 50))*time.Millisecond)
+			case got.Status != clientv1.Ack_ACK_OK:
+				t.Fatalf("a repeat got %v", got)
+			case s.ack == nil:
+				s.ack = got
+			case !got.Duplicate || got.MessageId != s.ack.MessageId || got.Seq != s.ack.Seq || got.PrevSeq != s.ack.PrevSeq || got.ServerTimeMs != s.ack.ServerTimeMs:
+				t.Errorf("a repeat got %v, at first it was %v", got, s.ack)
+			default:
+				acked++
+			}
+			if got.Status == clientv1.Ack_ACK_OK && refused == 0 {
+				s.answered = true
+			}
+		}
+		for at < len(all) && all[at].answered {
+			all[at].answered = false
+			at++
+		}
+		time.Sleep(refused)
 	}
 	return acked
 }

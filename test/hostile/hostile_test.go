@@ -2,7 +2,6 @@ package hostile
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -106,9 +104,10 @@ func TestHostileInput(t *testing.T) {
 	n := testenv.Start(t)
 	honest := testenv.Login(t, n.URL(), protocol.JSON, n.Token("honest"), "d")
 	token := n.Token("eve")
-	rss := resident(t, n.PID())
+	rss := n.Resident()
 	stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
 	go func() {
+		defer close(slowest) // also if it fails
 		worst := time.Duration(0)
 		for {
 			select {
@@ -126,7 +125,7 @@ func TestHostileInput(t *testing.T) {
 	binary.BigEndian.PutUint64(endless[2:], 1<<63-1)
 	endless[0], endless[1] = 0x81, 0xff
 	fragments := frame(false, 1, []byte("{"))
-	for range 100_000 {
+	for range 140_000 {
 		fragments = append(fragments, frame(false, 0, []byte(" "))...)
 	}
 	var pings []byte
@@ -137,8 +136,8 @@ func TestHostileInput(t *testing.T) {
 		write []byte
 		codes []int // 0 = may also just be cut
 	}{
-		"a length of 2^63-1":       {append(endless, 0, 0, 0, 0, 'x'), []int{1009, 1002, 0}},
-		"100,000 fragments":        {fragments, []int{1009, 4500, 4004, 0}},
+		"a length of 2^63-1":       {append(append(endless, 0, 0, 0, 0), make([]byte, 140_000)...), []int{1009, 1002, 0}},
+		"140,000 fragments":        {fragments, []int{1009, 4500, 4004, 0}},
 		"a control frame too long": {frame(true, 9, make([]byte, 126)), []int{1002, 0}},
 		"a reserved bit":           {[]byte{0xc1, 0x80, 0, 0, 0, 0}, []int{1002, 0}},
 		"an unknown opcode":        {frame(true, 3, nil), []int{1002, 0}},
@@ -174,7 +173,7 @@ func TestHostileInput(t *testing.T) {
 	if worst := <-slowest; worst > 2*time.Second {
 		t.Errorf("an honest user waited %v", worst)
 	}
-	if grown := resident(t, n.PID()) - rss; grown > 100<<20 {
+	if grown := n.Resident() - rss; grown > 100<<20 {
 		t.Errorf("memory grew by %d MiB", grown>>20)
 	}
 	if honest.Closed() {
@@ -225,9 +224,23 @@ func TestSilentPeers(t *testing.T) {
 // Everything a connection held is given back, however it ends.
 func TestNothingLeaks(t *testing.T) {
 	const cycles = 400
-	n := testenv.Start(t, "--set", "gateway.limits.failed_hellos=100000000")
+	n := testenv.Start(t, "--set", "gateway.ping_interval=1s", "--set", "gateway.pong_timeout=1s")
 	token, keep := n.Token("ann"), testenv.Login(t, n.URL(), protocol.Proto, n.Token("keep"), "d")
+	reader := n.Token("reader")
+	all := muchToRead(t, n, "reader")
 	endings := map[string]func(i int){
+		"reset during large answers": func(int) {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			_ = c.(*net.TCPConn).SetReadBuffer(4096)
+			_, _ = c.Write(append(frame(true, 1, hello(reader)), frame(true, 1, all)...))
+			_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if _, err := io.CopyN(io.Discard, br, 20_000); err != nil {
+				t.Errorf("nothing was written: %v", err)
+			}
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		},
 		"clean close": func(i int) {
 			testenv.Login(t, n.URL(), protocol.Encoding(i%2), n.Token("ann"), fmt.Sprint("d", i)).Close()
 		},
@@ -267,7 +280,7 @@ func TestNothingLeaks(t *testing.T) {
 		},
 	}
 	level := func() [3]float64 {
-		return [3]float64{metric(t, n, "go_goroutines"), metric(t, n, "process_open_fds"), metric(t, n, "imd_gateway_connections")}
+		return [3]float64{n.Metric("go_goroutines"), n.Metric("process_open_fds"), n.Metric("imd_gateway_connections")}
 	}
 	for i := range 20 { // fill caches and pools first
 		for _, end := range endings {
@@ -283,6 +296,22 @@ func TestNothingLeaks(t *testing.T) {
 			}
 		})
 	}
+	t.Run("half-open until the heartbeat ends it", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range cycles {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			// Each is another user, so that none ends for another's sake.
+			_, _ = c.Write(frame(true, 1, hello(n.Token(fmt.Sprint("half", rand.Uint32())))))
+			wg.Go(func() {
+				if code := closeCode(c, br, 20*time.Second); code != 4002 {
+					t.Errorf("closed with %d", code)
+				}
+				c.Close()
+			})
+		}
+		wg.Wait()
+	})
 	deadline := time.Now().Add(60 * time.Second)
 	for {
 		after := level()
@@ -303,39 +332,17 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// metric reads one value of /metrics.
-func metric(t *testing.T, n *testenv.Node, name string) float64 {
+// muchToRead sends half a megabyte to the user and returns the frames that ask
+// for several times that at once.
+func muchToRead(t *testing.T, n *testenv.Node, user string) (frames []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, n.OpsURL()+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
+	c := testenv.Login(t, n.URL(), protocol.Proto, n.Token("writer"), "d")
+	var conv string
+	for range 40 {
+		conv = c.MustSend(testenv.ToUser(user, strings.Repeat("x", 12_000))).ConversationId
 	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
+	for i := range 10 {
+		frames = fmt.Appendf(frames, `{"id":%d,"history":{"conversationId":"%s","afterSeq":"%d","limit":500}}`+"\n", i+2, conv, 4*i)
 	}
-	defer res.Body.Close()
-	s := bufio.NewScanner(res.Body)
-	for s.Scan() {
-		if v, ok := strings.CutPrefix(s.Text(), name+" "); ok {
-			f, err := strconv.ParseFloat(v, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return f
-		}
-	}
-	t.Fatalf("no metric %s", name)
-	return 0
-}
-
-func resident(t *testing.T, pid int) int64 {
-	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var size, pages int64
-	_, _ = fmt.Sscan(string(data), &size, &pages)
-	return pages * int64(os.Getpagesize())
+	return frames
 }

@@ -175,9 +175,12 @@ for (const sub of Object.keys(encodings)) {
 test("an offer of only unknown subprotocols is refused with both names", async () => {
   const ws = new WebSocket(`ws://${base}/v1/ws`, ["imd.v9.xml"]);
   const [status, body] = await new Promise((done, bad) => {
-    ws.on("unexpected-response", (_, res) => {
+    ws.on("unexpected-response", (req, res) => {
       let text = "";
-      res.on("data", (c) => (text += c)).on("end", () => done([res.statusCode, text]));
+      res.on("data", (c) => (text += c)).on("end", () => {
+        req.destroy(); // else the kept connection keeps the process alive
+        done([res.statusCode, text]);
+      });
     });
     ws.on("open", () => bad(new Error("accepted")));
   });

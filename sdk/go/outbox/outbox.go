@@ -147,12 +147,13 @@ func (o *Outbox[T]) Failed(frameID uint32) *Message[T] {
 	return m
 }
 
-// Retry takes the lane of a refused frame back to its message and holds it.
-// Answers to copies of before are ignored, which the frame's id tells.
-func (o *Outbox[T]) Retry(frameID uint32, e *clientv1.Error, now time.Time) {
+// Retry takes the lane of a refused frame back to its message, which it returns,
+// and holds it. Answers to copies of before are ignored, which the frame's id
+// tells: nil.
+func (o *Outbox[T]) Retry(frameID uint32, e *clientv1.Error, now time.Time) *Message[T] {
 	m := o.byFrame[frameID]
 	if m == nil {
-		return
+		return nil
 	}
 	l := o.lanes[m.Conversation]
 	at := slices.Index(l.msgs, m)
@@ -168,6 +169,7 @@ func (o *Outbox[T]) Retry(frameID uint32, e *clientv1.Error, now time.Time) {
 		l.holdUntil = now.Add(retryPause(e, l.attempts))
 	}
 	l.attempts++
+	return m
 }
 
 // retryPause is what the server told, doubled with each refusal in a row where
@@ -200,6 +202,7 @@ func (o *Outbox[T]) Withdraw(id string) *Message[T] {
 	return m
 }
 
+// Remove takes a message out, whatever its state. It must be in the outbox.
 func (o *Outbox[T]) Remove(m *Message[T]) {
 	l := o.lanes[m.Conversation]
 	at := slices.Index(l.msgs, m)

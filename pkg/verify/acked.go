@@ -1,0 +1,51 @@
+package verify
+
+// acked is I1: what an ACK_OK said is what the final log holds: the same id,
+// seq, content and, where the answer named it, predecessor.
+func (c *check) acked() {
+	sends := c.sends()
+	for i := range sends {
+		s := &sends[i]
+		if s.acked == never {
+			continue
+		}
+		for o := range c.opsOf(s) {
+			if o.ack != ackOK {
+				continue
+			}
+			c.inv.Checked++
+			if what := c.differs(s, o); what != "" {
+				c.fail(func() []Ref { return c.refsOf(s) }, "%s", what)
+			}
+		}
+	}
+}
+
+// differs says how the log contradicts an ACK_OK, or "".
+func (c *check) differs(s *send, o *op) string {
+	if s.row < 0 {
+		return "acknowledged, but not in the final log"
+	}
+	r := &c.rows[s.row]
+	switch {
+	case r.seq != o.seq:
+		return "acknowledged with another seq than the log has"
+	case r.mid != o.mid:
+		return "acknowledged with another message id than the log has"
+	case o.prev != 0 && r.prev != o.prev:
+		return "acknowledged with another prev_seq than the log has"
+	case s.hash != 0 && r.hash != s.hash && !c.sentWith(s, r.hash):
+		return "acknowledged, but the log holds another content"
+	}
+	return ""
+}
+
+// sentWith reports whether the send ever left with the content.
+func (x *index) sentWith(s *send, hash name) bool {
+	for o := range x.opsOf(s) {
+		if o.ack == ackNone && o.hash == hash {
+			return true
+		}
+	}
+	return false
+}
