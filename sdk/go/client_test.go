@@ -299,7 +299,6 @@ func TestSyncOverSeveralPages(t *testing.T) {
 	})
 }
 
-<<<<<<< HEAD
 // A listing goes on over a break. What its earlier pages named stays, and what
 // changed in it during the break is asked for once it has ended.
 func TestSyncGoesOnOverABreak(t *testing.T) {
@@ -327,7 +326,10 @@ func TestSyncGoesOnOverABreak(t *testing.T) {
 		items := alice.Conversation("g_0").Items()
 		if n := len(items); n != 2 || items[n-1].Entry.Content.GetText() != "meanwhile" {
 			t.Errorf("%d items, want what was written meanwhile", n)
-=======
+		}
+	})
+}
+
 // A server that cannot answer a sync now is asked again on the same session: a
 // client that came back instead would keep a storm of them going.
 func TestRefusedSyncIsAskedAgain(t *testing.T) {
@@ -340,7 +342,6 @@ func TestRefusedSyncIsAskedAgain(t *testing.T) {
 		}
 		if f.dials != 1 {
 			t.Errorf("%d connections, want 1", f.dials)
->>>>>>> main
 		}
 	})
 }
