@@ -15,6 +15,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // loadLimit is how long the start waits for the first answer.
@@ -29,8 +30,11 @@ type Deps struct {
 	Node    im.NodeID
 	DataDir string
 	Handle  *control.Handle
-	Log     *zap.Logger
-	Stop    func(reason string) // stops this process in order
+	// Settings are fed by the driver, remembered in the data folder and told to
+	// their subscribers; nil = none.
+	Settings *settings.Live
+	Log      *zap.Logger
+	Stop     func(reason string) // stops this process in order
 }
 
 // ControlPlane is the control plane of one node.
@@ -48,14 +52,21 @@ type ControlPlane struct {
 var _ module.Announcer = (*ControlPlane)(nil)
 
 // New makes the module; it opens nothing.
-func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps: d} }
+func New(cfg Config, d Deps) *ControlPlane {
+	c := &ControlPlane{cfg: cfg, Deps: d}
+	if d.Settings != nil {
+		d.Settings.Subscribe("log", c.logSettings)
+		d.Settings.Subscribe("memory", c.keepSettings)
+	}
+	return c
+}
 
 // Start opens the control plane and reads the cluster once. Endpoints that do
 // not answer do not fail it: the node begins with what was known before, if
 // anything was, and becomes ready when etcd is there. Endpoints that refuse the
 // node's name or certificate do fail it.
 func (c *ControlPlane) Start(ctx context.Context) error {
-	o := OpenOptions{Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Drain: c.drain, Log: c.Log}
+	o := OpenOptions{Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Settings: c.Settings, Drain: c.drain, Log: c.Log}
 	if c.cfg.Watch == Relayed {
 		c.relay = relay.NewClient(c.Node, c.Handle.View, c.secret)
 		o.Upstream = c.relay
@@ -64,6 +75,7 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.recallSettings()
 	if err := c.load(ctx, p); err != nil {
 		return errors.Join(err, p.Close())
 	}
@@ -143,13 +155,15 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 	if !ok {
 		return errors.New("controlplane: not started")
 	}
-	var wg sync.WaitGroup
-	ctx, cancel := context.WithCancel(ctx)
-	wg.Go(func() { c.tell(ctx) })
-	err := p.Run(ctx)
-	cancel()
-	wg.Wait()
-	return err
+	var told sync.WaitGroup
+	tell, stop := context.WithCancel(ctx)
+	told.Go(func() { c.tell(tell) })
+	if c.Settings != nil {
+		told.Go(func() { c.Settings.Run(tell) })
+	}
+	defer told.Wait()
+	defer stop()
+	return p.Run(ctx)
 }
 
 // Drain has nothing to do: Run gives up the lease when it ends, which is after

@@ -9,6 +9,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // Plane is an opened control plane. Methods are safe for concurrent use.
@@ -39,6 +40,8 @@ type OpenOptions struct {
 	// Upstream gives the records in place of etcd as long as it does; nil = etcd
 	// is followed.
 	Upstream control.Feed
+	// Settings is fed with the settings; nil = they are not followed.
+	Settings *settings.Live
 	Log      *zap.Logger
 }
 
@@ -57,12 +60,15 @@ func Spec(open Opener) module.Spec {
 				return nil, err
 			}
 			c := New(cfg, Deps{
-				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Log: env.Log, Stop: env.Stop,
+				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Settings: env.Settings, Log: env.Log, Stop: env.Stop,
 			})
 			if len(cfg.Endpoints) > 0 {
 				relay.NewServer(c.source, env.Log.Named("relay")).Mount(env.MountOps, env.Reg)
 			}
 			env.Reg.MustRegister(newCollector(c.stats, env.Control.View, c.record))
+			if env.Settings != nil {
+				env.Reg.MustRegister(newSettingsCollector(env.Settings.Stats))
+			}
 			env.Ready.Add("controlplane", c.ready)
 			return c, nil
 		},

@@ -95,8 +95,7 @@ func serve(t *testing.T, key string) (*httptest.Server, *keyDirectory) {
 		{ID: "n1", BootID: "b1", Roles: []string{"gateway", "state"}, State: control.Serving, Public: "127.0.0.1:1", Weight: 100, Started: time.UnixMilli(5)},
 		{ID: "n2", State: control.Draining},
 	}}
-	ctl := &control.Handle{}
-	ctl.SetView(view)
+	ctl := seen(view)
 	op := &operator{orders: map[string]string{}}
 	ctl.SetOperator(op)
 	a := New(Deps{Node: "n1", Control: ctl, Directory: peers.Directory(), Log: zap.NewNop(), Reg: prometheus.NewRegistry(),
@@ -106,6 +105,13 @@ func serve(t *testing.T, key string) (*httptest.Server, *keyDirectory) {
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	return srv, dir
+}
+
+// seen is a control plane that shows a view.
+func seen(v *control.View) *control.Handle {
+	h := &control.Handle{}
+	h.SetView(v)
+	return h
 }
 
 func TestOnlyTheAdminKeyPasses(t *testing.T) {

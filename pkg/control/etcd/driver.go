@@ -13,6 +13,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // Options says how a Driver works. Zero durations mean the usual ones.
@@ -22,7 +23,10 @@ type Options struct {
 	// Publish gets each new view. It is called from one goroutine at a time and
 	// must not block.
 	Publish func(*control.View)
-	Log     *zap.Logger
+	// Settings is fed with the documents of settings, and its documents are kept
+	// here; nil = none.
+	Settings *settings.Live
+	Log      *zap.Logger
 	// Close is called at the end of Driver.Close, to end what the client talks
 	// to; nil = the client is closed.
 	Close func() error
@@ -96,6 +100,8 @@ type Driver struct {
 	latest     atomic.Pointer[replica] // copy of the registry; nil = none
 	self       atomic.Pointer[marks]   // of the server in this process; nil = not asked
 	drain      sync.Once               // an order to stop is obeyed once
+	settings   *settingsFollower       // nil = no settings
+	reporter   *settingsReporter       // nil = no settings
 	once       sync.Once
 }
 
@@ -122,6 +128,13 @@ func New(client *clientv3.Client, o Options) *Driver {
 	d.follower.noticed, d.follower.away, d.follower.listed = d.registrar.noticed, d.away, d.listed
 	d.feed = newFeed(root + "nodes/")
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
+	if o.Settings != nil {
+		d.settings = &settingsFollower{etcd: client, prefix: root + "config/", timing: t, live: o.Settings, log: o.Log}
+		d.reporter = &settingsReporter{etcd: client, key: root + "config_status/" + string(o.Node), node: string(o.Node), live: o.Settings, log: o.Log}
+		o.Settings.SetDocuments(&settingsStore{
+			etcd: client, config: root + "config/", history: root + "config_history/", statuses: root + "config_status/",
+		})
+	}
 	return d
 }
 
@@ -178,14 +191,16 @@ func (d *Driver) learn(ctx context.Context) {
 	}
 }
 
-// Load reads the cluster once and publishes it. Call it before Run. If etcd
+// Load reads the cluster and the settings once and publishes them. Call it before Run. If etcd
 // cannot be reached within 2 s, it publishes, as stale, what a former process
-// knew, if that was kept; Run goes on trying. Errors, all with the endpoints
+// knew, if that was kept; Run goes on trying. Settings that could not be read stay
+// as they are remembered until Run has read them. Errors, all with the endpoints
 // named: a *control.RefusedError if etcd does not want this user, a
 // *control.AwayError otherwise.
 func (d *Driver) Load(ctx context.Context) error {
 	err := d.follower.load(ctx)
 	if err == nil {
+		d.loadSettings(ctx)
 		return nil
 	}
 	at := strings.Join(d.client.Endpoints(), ", ")
@@ -201,6 +216,15 @@ func (d *Driver) Load(ctx context.Context) error {
 		}
 	}
 	return &control.AwayError{At: at, Known: known, Err: err}
+}
+
+func (d *Driver) loadSettings(ctx context.Context) {
+	if d.settings == nil {
+		return
+	}
+	if err := d.settings.load(ctx); err != nil {
+		d.opts.Log.Warn("the settings cannot be read yet; going on with those of the last run", zap.Error(err))
+	}
 }
 
 // Announce sets the record of this node and waits until etcd has it. Errors: a
@@ -225,6 +249,10 @@ func (d *Driver) Run(ctx context.Context) error {
 		wg.Go(func() { p.run(ctx) })
 	} else if len(d.client.Endpoints()) == 0 {
 		wg.Go(func() { d.inProcess(ctx) })
+	}
+	if d.settings != nil {
+		wg.Go(func() { d.settings.run(ctx) })
+		wg.Go(func() { d.reporter.run(ctx) })
 	}
 	var err error
 	select {
