@@ -250,6 +250,12 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	if s != c.cur {
 		return // another session's sync tells it all
 	}
+	if r.DataEpoch != c.epoch {
+		// A token of this answer would be good and hide at the next welcome that
+		// everything is void.
+		s.failLocked(lost("the store has another history now"))
+		return
+	}
 	for _, st := range r.Conversations {
 		cv := c.conv(st.ConversationId)
 		if st.Page != nil {
