@@ -214,7 +214,7 @@ func (d *device) sync() {
 	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
 	clear(d.cursors)
 	for _, v := range d.views {
-		if v.tl.Known() {
+		if v.tl.Known() && d.token != "" {
 			d.cursors[v.id] = v.tl.Have()
 			q.Cursors = append(q.Cursors, &clientv1.Cursor{ConversationId: v.id, Have: v.tl.Have()})
 		}

@@ -223,7 +223,8 @@ func (c *Client) sync(s *session, now time.Time) {
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
-		if !cv.tl.Known() || len(f.Cursors) == protocol.MaxSyncCursors {
+		// Only the token tells the server which history the cursors are of.
+		if c.syncToken == "" || !cv.tl.Known() || len(f.Cursors) == protocol.MaxSyncCursors {
 			continue
 		}
 		s.cursors[cv.id] = cv.tl.Have()
