@@ -23,6 +23,8 @@ var printsData = map[string][]string{
 	"imd config docs":   {"--example"},
 	"imd check ready":   {},
 	"imd nodes":         {},
+	"imd settings list": {}, "imd settings get": {"rate.factor", "--applied"}, "imd settings set": {"rate.factor=2"}, "imd settings watch": {},
+	"imd settings history": {}, "imd settings rollback": {"gateway", "1"}, "imd settings wait": {}, "imd settings docs": {},
 	"imd token mint":    {"--user", "alice"},
 	"imd token verify":  {"garbage"},
 	"imd key create":    {"--name", "backend"},
