@@ -78,6 +78,8 @@ type WorkerLease interface {
 	// Valid reports whether the lease still holds by this process's own clock.
 	// Ids must not be made while it is false.
 	Valid() bool
+	// Until is when Valid turns false unless the lease is renewed meanwhile.
+	Until() time.Time
 	// Release gives the number back, within 2 s.
 	Release(ctx context.Context) error
 }
