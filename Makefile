@@ -19,11 +19,12 @@ help: ## List the targets
 
 .PHONY: build
 build: ## Build bin/imd, a static binary
-	$(PLAIN) build -trimpath -ldflags "$(LDFLAGS)" -o bin/imd .
+	@[ -x bin/imd ] || echo "building bin/imd; the first time takes about two minutes"
+	@$(PLAIN) build -trimpath -ldflags "$(LDFLAGS)" -o bin/imd .
 
 .PHONY: run
 run: build ## Build and start a development server that keeps its data in ./data
-	bin/imd dev --data-dir ./data
+	@bin/imd dev --data-dir ./data
 
 .PHONY: test
 test: ## Run all tests whose servers are here, and say what was left out
@@ -35,6 +36,11 @@ lint: ## Check formatting, and what go vet and buf find
 	$(PLAIN) vet -trimpath ./...
 	cd sdk/go && go vet ./...
 	@! command -v buf >/dev/null || buf lint
+
+.PHONY: docs
+docs: ## Renew the parts of docs/ that are generated from the program
+	$(PLAIN) test -trimpath ./cmd -run Document -update
+	go test ./docs -update
 
 .PHONY: example
 example: ## Write config.example.yaml anew from the configuration structs

@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -9,34 +10,32 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/bench"
 	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/history"
 	"github.com/imdhq/imd/pkg/obs"
-	"github.com/imdhq/imd/proto/gen/adminv1"
-	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
-	"github.com/imdhq/imd/sdk/go/gen/imdv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // benchFlags are what a load test can be told.
 type benchFlags struct {
 	*serverFlags
-	conns, outstanding, size int
-	rate                     float64
-	duration, warmup         time.Duration
-	seed                     uint64
-	encoding, prefix         string
-	sources                  []string
+	o                            bench.Options
+	opsServer, opsTokenFile      string
+	encoding, mix, record        string
+	report                       string
+	sources, gateways, processes []string
+	verify                       bool
+	inPairs                      bool // for overhead, which records by itself
 }
 
 func newBench(a *app) *cobra.Command {
@@ -48,61 +47,156 @@ measured: rates, latencies, and the server's processor time for each operation i
 the server runs on this machine. Its own share of the processor time is printed
 too; above 0.40 the figures say more about bench than about the server.
 
-With --rate the load is open: each message has a time at which it should leave,
+With --rate the load is open: each operation has a time at which it should begin,
 and latencies count from that time, however late the server made us. Without it,
-each sender keeps --outstanding messages unanswered.
+each device keeps --outstanding operations unanswered.
 
 Bench switches the server's rate limits off while it runs, and says so.`,
-		Example: "  imd bench send --conns 400 --outstanding 8 --duration 30s\n  imd bench connect --conns 10000\n  imd bench fanout --conns 1000 --rate 50 -o json",
+		Example: `  imd bench send --conns 400 --outstanding 8 --duration 30s
+  imd bench mix --conns 300 --rate 500 --record ./run --verify
+  imd bench resume --conns 5000 --no-backoff
+  imd bench fanout --conns 1000 --rate 50 -o json > a.json
+  imd bench compare a.json b.json`,
 	}
-	for _, name := range slices.Sorted(maps.Keys(bench.Scenarios)) {
-		c.AddCommand(newBenchScenario(a, name))
+	scenarios := bench.Scenarios()
+	for _, name := range slices.Sorted(maps.Keys(scenarios)) {
+		c.AddCommand(newBenchScenario(a, name, scenarios[name]))
 	}
+	c.AddCommand(newBenchCompare(a), newBenchOverhead(a))
 	return c
 }
 
-func newBenchScenario(a *app, name string) *cobra.Command {
-	text := bench.Scenarios[name]
+func newBenchScenario(a *app, name, text string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   name,
 		Short: strings.ToUpper(text[:1]) + text[1:],
 		Args:  cobra.NoArgs,
 	}
 	f := &benchFlags{serverFlags: addServer(a, c, "public listener")}
-	c.Flags().IntVar(&f.conns, "conns", 100, "devices in all")
-	c.Flags().IntVar(&f.outstanding, "outstanding", 1, "unanswered messages each sender keeps, 1 to 32; without --rate")
-	c.Flags().Float64Var(&f.rate, "rate", 0, "messages a second in all; 0 = as fast as answers come")
-	c.Flags().DurationVar(&f.duration, "duration", 10*time.Second, "how long to measure")
-	c.Flags().DurationVar(&f.warmup, "warmup", 2*time.Second, "how long to run before measuring")
-	c.Flags().IntVar(&f.size, "size", 128, "bytes of text in each message, 16 to 16000")
-	c.Flags().Uint64Var(&f.seed, "seed", 1, "for everything random")
-	c.Flags().StringVar(&f.encoding, "encoding", "proto", "proto or json")
-	c.Flags().StringVar(&f.prefix, "user-prefix", "", "beginning of user ids (default: new for each run)")
-	c.Flags().StringSliceVar(&f.sources, "source-addrs", nil, "local addresses to connect from, in turn; one has about 28,000 ports")
+	f.o.Scenario = name
+	f.addLoad(c)
+	f.addServerSide(c)
+	c.Flags().StringVar(&f.report, "report", "", "write a report with plots to this HTML file")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		return f.run(ctx, name)
+		ctx, release := untilSignal(c.Context(), func(os.Signal) {})
+		defer release()
+		return f.run(ctx)
 	}
 	return c
 }
 
-// options checks the flags and finds the server.
-func (f *benchFlags) options(scenario string) (bench.Options, *credential, error) {
-	o := bench.Options{Scenario: scenario, Conns: f.conns, Outstanding: f.outstanding, Rate: f.rate, Duration: f.duration,
-		Warmup: f.warmup, Size: f.size, Seed: f.seed, Prefix: f.prefix, Processes: map[string]int{}}
-	switch {
-	case f.conns < 1 || f.conns > 1_000_000:
-		return o, nil, usagef("--conns: %d is not within 1 and 1000000", f.conns)
-	case f.outstanding < 1 || f.outstanding > protocol.ClientSendWindow:
-		return o, nil, usagef("--outstanding: %d is not within 1 and %d", f.outstanding, protocol.ClientSendWindow)
-	case f.size < 16 || f.size > 16_000:
-		return o, nil, usagef("--size: %d is not within 16 and 16000", f.size)
-	case f.rate < 0 || f.duration <= 0 || f.warmup < 0:
-		return o, nil, usagef("--rate, --duration and --warmup cannot be negative")
-	case f.encoding != "proto" && f.encoding != "json":
-		return o, nil, usagef("--encoding: must be proto or json")
+// addLoad adds the flags that say what to do; some only where they count.
+func (f *benchFlags) addLoad(c *cobra.Command) {
+	o, fl := &f.o, c.Flags()
+	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
+	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
+	fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
+	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
+	fl.Uint64Var(&o.Seed, "seed", 1, "for everything random")
+	fl.StringVar(&f.encoding, "encoding", "proto", "proto or json")
+	fl.StringVar(&o.Prefix, "user-prefix", "", "beginning of user ids (default: new for each run)")
+	fl.StringSliceVar(&f.sources, "source-addrs", nil, "local addresses to connect from, in turn; one has about 28,000 ports")
+	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
+	o.Outstanding, o.Size = 1, 128
+	if !in("connect", "resume") {
+		fl.IntVar(&o.Outstanding, "outstanding", 1, "unanswered operations each device keeps, 1 to 32; without --rate")
+		fl.Float64Var(&o.Rate, "rate", 0, "operations a second in all; 0 = as fast as answers come")
+		fl.DurationVar(&o.Warmup, "warmup", 2*time.Second, "how long to run before measuring")
 	}
+	if !in("connect") {
+		fl.IntVar(&o.Size, "size", 128, "bytes of text in each message, 16 to 16000")
+	}
+	if !in("connect") && !f.inPairs {
+		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
+		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
+	}
+	if !in("connect", "resume") {
+		fl.BoolVar(&o.Reconnect, "reconnect", false, "let devices that lose their connection come back and send again what was not answered")
+	}
+	fl.DurationVar(&o.Settle, "settle", 0, "longest wait afterwards for what is on its way (default 5s, 40s with --record)")
+	if !in("connect") {
+		fl.BoolVar(&o.AtOnce, "no-backoff", false, "let devices come back without a pause")
+	}
+	if in("sync", "resume") {
+		fl.IntVar(&o.Conversations, "conversations", 20, "conversations of each user")
+	}
+	if in("history") {
+		fl.IntVar(&o.Entries, "entries", 200, "entries of each conversation")
+	}
+	if in("history", "mix") {
+		fl.IntVar(&o.Page, "page", 50, "entries of a page, 1 to 500")
+	}
+	if in("mix") {
+		fl.IntVar(&o.GroupSize, "group-size", 10, "members of a group, 2 to 500")
+		fl.StringVar(&f.mix, "mix", "", "shares of the operations (default direct=50,group=20,read=15,history=10,sync=5)")
+	}
+}
+
+// addServerSide adds the flags that say what else of the server is to be used.
+func (f *benchFlags) addServerSide(c *cobra.Command) {
+	fl := c.Flags()
+	fl.StringVar(&f.opsServer, "ops-server", "", "URL of the ops listener, to lift the rate limits (default: the node of the data folder)")
+	fl.StringVar(&f.opsTokenFile, "ops-token-file", "", "file with the admin key for --ops-server (default: the key of the data folder)")
+	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure, as name=pid (default: the node of the data folder)")
+}
+
+// check refuses what makes no sense.
+func (f *benchFlags) check() error {
+	o := &f.o
+	switch {
+	case o.Conns < 1 || o.Conns > 1_000_000:
+		return usagef("--conns: %d is not within 1 and 1000000", o.Conns)
+	case o.Users < 0 || o.Users > o.Conns:
+		return usagef("--users: %d is not within 1 and the %d of --conns", o.Users, o.Conns)
+	case o.Outstanding < 1 || o.Outstanding > protocol.ClientSendWindow:
+		return usagef("--outstanding: %d is not within 1 and %d", o.Outstanding, protocol.ClientSendWindow)
+	case o.Size < 16 || o.Size > 16_000:
+		return usagef("--size: %d is not within 16 and 16000", o.Size)
+	case o.Rate < 0 || o.Duration <= 0 || o.Warmup < 0 || o.Settle < 0:
+		return usagef("--rate, --warmup and --settle cannot be negative, and --duration is above 0")
+	case f.encoding != "proto" && f.encoding != "json":
+		return usagef("--encoding: must be proto or json")
+	case f.verify && f.record == "":
+		return usagef("--verify wants --record")
+	case o.Conversations < 0 || o.Conversations > 1000:
+		return usagef("--conversations: %d is not within 1 and 1000", o.Conversations)
+	case o.Entries < 0 || o.Entries > 100_000:
+		return usagef("--entries: %d is not within 1 and 100000", o.Entries)
+	case o.Page < 0 || o.Page > protocol.MaxHistoryLimit:
+		return usagef("--page: %d is not within 1 and %d", o.Page, protocol.MaxHistoryLimit)
+	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
+		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
+	}
+	var err error
+	o.Mix, err = parseMix(f.mix)
+	return err
+}
+
+// parseMix reads shares like direct=60,sync=40.
+func parseMix(s string) (m bench.Mix, err error) {
+	if s == "" {
+		return bench.DefaultMix, nil
+	}
+	fields := map[string]*int{"direct": &m.Direct, "group": &m.Group, "read": &m.Read, "history": &m.History, "sync": &m.Sync}
+	sum := 0
+	for part := range strings.SplitSeq(s, ",") {
+		name, v, _ := strings.Cut(part, "=")
+		n, err := strconv.Atoi(v)
+		if fields[name] == nil || err != nil || n < 0 || n > 1000 {
+			return m, usagef("--mix: %q is not one of direct, group, read, history and sync with a number from 0 to 1000", part)
+		}
+		*fields[name] = n
+		sum += n
+	}
+	if sum == 0 {
+		return m, usagef("--mix: all shares are 0")
+	}
+	return m, nil
+}
+
+// target finds the server and what is to be measured of it.
+func (f *benchFlags) target() (*credential, error) {
+	o := &f.o
 	if f.encoding == "json" {
 		o.Encoding = protocol.JSON
 	}
@@ -112,27 +206,50 @@ func (f *benchFlags) options(scenario string) (bench.Options, *credential, error
 	for _, s := range f.sources {
 		a, err := netip.ParseAddr(s)
 		if err != nil {
-			return o, nil, usagef("--source-addrs: %v", err)
+			return nil, usagef("--source-addrs: %v", err)
 		}
 		o.Sources = append(o.Sources, a)
 	}
+	o.Processes = map[string]int{}
+	for _, s := range f.processes {
+		name, v, _ := strings.Cut(s, "=")
+		pid, err := strconv.Atoi(v)
+		if err != nil || name == "" {
+			return nil, usagef("--process: %q is not name=pid", s)
+		}
+		o.Processes[name] = pid
+	}
 	cred, err := f.credential()
 	if err != nil {
-		return o, nil, err
+		return nil, err
 	}
-	if o.Address, err = addressOf(cred.base); err != nil {
-		return o, nil, err
+	if cred.ring == nil && !auth.IsAPIKey(cred.bearer) {
+		return nil, newFailure(exitNotAllowed, "no_key", "bench is many users and needs the keys of a data folder or an API key", "name a file with an API key with --token-file")
 	}
-	if p, err := f.local(); err == nil {
+	gateways := f.gateways
+	if len(gateways) == 0 {
+		gateways = []string{cred.base}
+	}
+	for _, g := range gateways {
+		if !strings.Contains(g, "://") {
+			g = "http://" + g
+		}
+		a, err := addressOf(g)
+		if err != nil {
+			return nil, err
+		}
+		o.Addresses = append(o.Addresses, a)
+	}
+	if p, err := f.local(); err == nil && len(f.processes) == 0 {
 		o.Processes["imd"] = p.PID
 	}
-	return o, cred, nil
+	return cred, nil
 }
 
 // local is the node of the data folder, if that is the server meant.
 func (f *serverFlags) local() (datadir.Endpoints, error) {
 	if f.server != "" {
-		return datadir.Endpoints{}, fmt.Errorf("the server is named by URL")
+		return datadir.Endpoints{}, errors.New("the server is named by URL")
 	}
 	_, p, err := f.app.endpoints(f.dataDir)
 	return p, err
@@ -153,32 +270,80 @@ func addressOf(base string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }
 
-func (f *benchFlags) run(ctx context.Context, scenario string) error {
-	o, cred, err := f.options(scenario)
+// prepare checks the flags and gets ready for a run. The caller closes what it
+// returns.
+func (f *benchFlags) prepare() (*benchSide, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	cred, err := f.target()
+	if err != nil {
+		return nil, err
+	}
+	if err := raiseFiles(f.o.Conns + 100); err != nil {
+		return nil, err
+	}
+	side := &benchSide{f: f, cred: cred}
+	f.o.Token = func(ctx context.Context, user string) (string, error) { return cred.token(ctx, user, newLogin()) }
+	f.o.Group = side.group
+	return side, nil
+}
+
+func (f *benchFlags) run(ctx context.Context) error {
+	side, err := f.prepare()
 	if err != nil {
 		return err
 	}
-	if err := raiseFiles(o.Conns + 100); err != nil {
+	defer side.close(ctx)
+	if f.record != "" {
+		if f.o.Log, err = side.systemLog(ctx); err != nil {
+			return err
+		}
+		if f.o.Record, err = history.NewRecorder(f.record); err != nil {
+			return newFailure(exitFailed, "record", err.Error(), "")
+		}
+	}
+	lifted := side.liftLimits(ctx)
+	live := newLive(f.app)
+	f.o.Progress = live.show
+	res, ran := bench.Run(ctx, f.o)
+	live.clear()
+	if f.o.Record != nil {
+		err := f.o.Record.Close(history.Run{Seed: f.o.Seed, Server: side.version(), Allocator: "transaction"})
+		ran = errors.Join(ran, err)
+	}
+	if res == nil {
+		return f.whyNot(ran)
+	}
+	res.LimitsOff, res.Client, res.Server, res.Recorded = lifted, obs.ThisBuild().Version, side.version(), f.record
+	return f.tell(res, ran)
+}
+
+// whyNot is the failure of a run that measured nothing.
+func (f *benchFlags) whyNot(err error) error {
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return newFailure(exitUnavailable, "unreachable", err.Error(), "is it running? see imd check ready")
+	}
+	return err
+}
+
+// tell prints a result, writes the report and judges the history.
+func (f *benchFlags) tell(res *bench.Result, ran error) error {
+	err := f.app.printer().data(res, func(w io.Writer) { printBench(w, res) })
+	if err == nil && f.report != "" {
+		err = writeReport(f.report, res)
+	}
+	switch {
+	case err != nil:
 		return err
+	case errors.Is(ran, context.Canceled):
+		return ran
+	case ran != nil:
+		return newFailure(exitFailed, "ended_early", ran.Error(), "what was measured until then is printed")
+	case f.verify:
+		return f.judge()
 	}
-	o.Token = func(user string) (string, error) { return cred.token(ctx, user, newLogin()) }
-	o.Group = func(ctx context.Context, owner string, members []string) (string, error) {
-		return makeGroup(ctx, cred, owner, members)
-	}
-	restore, lifted := f.liftLimits(ctx)
-	defer restore()
-	if f.app.format == human {
-		o.Progress = f.app.errOut
-	}
-	res, err := bench.Run(ctx, o)
-	if err != nil {
-		return err
-	}
-	res.LimitsOff, res.Client = lifted, obs.ThisBuild().Version
-	if p, err := f.local(); err == nil {
-		res.Server = p.Version
-	}
-	return f.app.printer().data(res, func(w io.Writer) { printBench(w, res) })
+	return nil
 }
 
 // raiseFiles makes room for n descriptors.
@@ -192,84 +357,4 @@ func raiseFiles(n int) error {
 	}
 	lim.Cur = lim.Max
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
-}
-
-// liftLimits switches the server's rate limits off and gives what switches them
-// on again. Without access to the ops listener they stay, and it says so.
-func (f *benchFlags) liftLimits(ctx context.Context) (restore func(), lifted bool) {
-	say := func(text string) { fmt.Fprintln(f.app.errOut, text) }
-	client, err := f.admin()
-	if err == nil {
-		limits := adminv1connect.NewLimitServiceClient(client)
-		call, cancel := f.app.bounded(ctx)
-		_, err = limits.SetLimits(call, &adminv1.SetLimitsRequest{Off: true})
-		cancel()
-		if err == nil {
-			say("rate limits are off while bench runs")
-			return func() {
-				call, cancel := f.app.bounded(context.WithoutCancel(ctx))
-				defer cancel()
-				if _, err := limits.SetLimits(call, &adminv1.SetLimitsRequest{}); err != nil {
-					say("the rate limits could not be switched on again: " + err.Error())
-				}
-			}, true
-		}
-	}
-	say("the server's rate limits hold: " + err.Error())
-	return func() {}, false
-}
-
-// makeGroup makes a group of any size, 500 members a call.
-func makeGroup(ctx context.Context, cred *credential, owner string, members []string) (string, error) {
-	api, err := cred.conversations(ctx, owner)
-	if err != nil {
-		return "", err
-	}
-	first := members[:min(len(members), protocol.MaxAddMembers)]
-	made, err := api.Create(ctx, &imdv1.CreateRequest{RequestId: uuid.NewString(), Name: "bench", UserIds: first})
-	if err != nil {
-		return "", err
-	}
-	for rest := range slices.Chunk(members[len(first):], protocol.MaxAddMembers) {
-		if _, err := api.AddMembers(ctx, &imdv1.AddMembersRequest{ConversationId: made.ConversationId, RequestId: uuid.NewString(), UserIds: rest}); err != nil {
-			return "", err
-		}
-	}
-	return made.ConversationId, nil
-}
-
-func printBench(w io.Writer, r *bench.Result) {
-	fmt.Fprintf(w, "%s: %d operations in %.1f s, %.0f/s", r.Scenario, r.Operations, r.Seconds, r.Achieved)
-	if r.Offered > 0 {
-		fmt.Fprintf(w, " of %.0f/s offered", r.Offered)
-	}
-	if r.Deliveries > 0 {
-		fmt.Fprintf(w, ", %d deliveries", r.Deliveries)
-	}
-	fmt.Fprintln(w)
-	var rows [][]string
-	for _, name := range slices.Sorted(maps.Keys(r.Latency)) {
-		l := r.Latency[name]
-		row := []string{name, fmt.Sprint(l.Count)}
-		for _, v := range []float64{l.P50, l.P90, l.P99, l.P999, l.Max} {
-			row = append(row, fmt.Sprintf("%.2f", v))
-		}
-		rows = append(rows, row)
-	}
-	table(w, "MS COUNT P50 P90 P99 P99.9 MAX", rows)
-	rows = nil
-	for _, p := range r.Processes {
-		row := []string{p.Name, fmt.Sprintf("%.2f", p.CPU), fmt.Sprintf("%.1f", p.PerOp), fmt.Sprintf("%.1f", float64(p.RSSBefore)/(1<<20)), fmt.Sprintf("%.1f", float64(p.RSSAfter)/(1<<20)), ""}
-		if p.BytesPerCon > 0 {
-			row[5] = fmt.Sprintf("%.0f", p.BytesPerCon)
-		}
-		rows = append(rows, row)
-	}
-	if len(rows) > 0 {
-		table(w, "SERVER CPU_S US_EACH MIB_BEFORE MIB_AFTER BYTES_EACH", rows)
-		fmt.Fprintf(w, "client: %.2f s of CPU, %.2f of client + server\n", r.ClientCPU, r.Share)
-	}
-	for _, reason := range slices.Sorted(maps.Keys(r.Errors)) {
-		fmt.Fprintf(w, "errors: %s %d\n", reason, r.Errors[reason])
-	}
 }

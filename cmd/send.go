@@ -1,6 +1,8 @@
 package cmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -67,7 +69,11 @@ func (f *personFlags) send(c *cobra.Command, id, text string) error {
 	}
 	defer client.Close()
 	began := time.Now()
-	s, err := f.conversation(client).SendWithID(id, imd.Text(text)).Acked(ctx)
+	out := f.conversation(client).SendWithID(id, imd.Text(text))
+	s, err := out.Acked(ctx)
+	if refused := out.Refused(); errors.Is(err, context.DeadlineExceeded) && refused != nil {
+		return clientFailure(refused)
+	}
 	if err != nil {
 		return clientFailure(err)
 	}

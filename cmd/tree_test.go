@@ -31,10 +31,9 @@ var printsData = map[string][]string{
 	"imd send":          {"--as", "alice", "--to", "bob", "text"},
 	"imd tail":          {"--as", "alice"},
 	"imd version":       {},
-	"imd bench send":    {},
-	"imd bench fanout":  {},
-	"imd bench connect": {},
-	"imd verify":        {"no-such-history"},
+	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench fanout": {},
+	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
+	"imd verify": {"no-such-history"},
 }
 
 // printsNone are the commands that print no data.

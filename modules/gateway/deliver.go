@@ -3,7 +3,9 @@ package gateway
 import (
 	"time"
 
+	"github.com/imdhq/imd/pkg/delivery"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/run"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -77,7 +79,7 @@ func (s *session) pushLocked(f *shared) {
 		s.g.Log.Error("a delivery is no frame", obs.Session(s.id), obs.Err(err))
 		return
 	}
-	if f.acked && !s.seen.delivered(f.conv, f.seq) {
+	if f.acked && !s.seen.Delivered(f.conv, f.seq) {
 		return // late or repeated: the client reads it where it belongs
 	}
 	k := kindReceipt
@@ -90,14 +92,14 @@ func (s *session) pushLocked(f *shared) {
 	}
 	if f.acked {
 		now := time.Now()
-		s.unacked.add(now, f.conv, f.seq, data)
-		s.wakeLocked(s.unacked.next)
+		s.unacked.Add(now, f.conv, f.seq, data)
+		s.wakeLocked(s.unacked.Next())
 	}
 }
 
 // headLocked queues a hint, unless the client knows.
 func (s *session) headLocked(conv string, seq int64) {
-	s.seen.knows(conv, seq)
+	s.seen.Knows(conv, seq)
 	if s.q.head(conv, seq) {
 		s.endLocked("slow", "too much waits to be read", 0)
 	}
@@ -107,10 +109,10 @@ func (s *session) headLocked(conv string, seq int64) {
 func (s *session) pullingLocked() bool {
 	fill, window := s.q.fill(), s.g.cfg.WindowEntries
 	switch {
-	case !s.pull && (fill > fullFill || s.unacked.n >= window || s.unacked.bytes >= protocol.DeliveryWindowBytes):
+	case !s.pull && (fill > fullFill || s.unacked.Len() >= window || s.unacked.Bytes() >= protocol.DeliveryWindowBytes):
 		s.pull = true
 		s.g.m.pullMode.WithLabelValues("enter").Inc()
-	case s.pull && fill < calmFill && s.unacked.n < window/2 && s.unacked.bytes < protocol.DeliveryWindowBytes/2:
+	case s.pull && fill < calmFill && s.unacked.Len() < window/2 && s.unacked.Bytes() < protocol.DeliveryWindowBytes/2:
 		s.pull = false
 		s.g.m.pullMode.WithLabelValues("leave").Inc()
 	}
@@ -122,7 +124,7 @@ func (s *session) pullingLocked() bool {
 func (s *session) compare(conv string, seq int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.phase == online && s.seen.get(conv).any < seq {
+	if s.phase == online && s.seen.Get(conv).Any < seq {
 		s.g.m.heads.Inc()
 		s.headLocked(conv, seq)
 	}
@@ -138,7 +140,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 	}
 	s.mu.Lock()
 	for _, r := range a.Ranges {
-		s.unacked.ack(now, r.ConversationId, r.AfterSeq, r.Seq)
+		s.unacked.Ack(now, r.ConversationId, r.AfterSeq, r.Seq)
 	}
 	s.mu.Unlock()
 	for _, r := range a.Ranges {
@@ -150,7 +152,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 func (s *session) wake(now time.Time) {
 	s.mu.Lock()
 	s.wakeAt = time.Time{}
-	var out []outRun
+	var out []run.Out
 	switch {
 	case s.phase == waiting && !now.Before(s.helloBy):
 		s.endLocked("auth_timeout", "no hello in time", 0)
@@ -163,13 +165,13 @@ func (s *session) wake(now time.Time) {
 	s.submit(out)
 }
 
-func (s *session) wakeOnline(now time.Time) []outRun {
+func (s *session) wakeOnline(now time.Time) []run.Out {
 	if !now.Before(s.expires) {
 		s.endLocked("token_expired", "the token expired", 0)
 		return nil
 	}
-	var e effects
-	s.runs.expire(now, &e)
+	var e run.Effects
+	s.runs.Expire(now, &e)
 	s.answerLocked(now, &e)
 	s.redeliver(now)
 	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
@@ -186,20 +188,20 @@ func (s *session) wakeOnline(now time.Time) []outRun {
 	}
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
-	s.wakeLocked(s.runs.next())
-	s.wakeLocked(s.unacked.next)
-	return e.submit
+	s.wakeLocked(s.runs.Next())
+	s.wakeLocked(s.unacked.Next())
+	return e.Submit
 }
 
 // redeliver sends what was not acknowledged again, if the client has read what
 // waits for it.
 func (s *session) redeliver(now time.Time) {
-	if s.unacked.n == 0 {
+	if s.unacked.Len() == 0 {
 		return
 	}
-	s.unacked.due(now, s.q.fill() > calmFill, func(_ string, d *delivery) {
+	s.unacked.Due(now, s.q.fill() > calmFill, func(_ string, d *delivery.Delivery) {
 		s.g.m.redelivered.Inc()
-		if s.q.deliver(outFrame{data: d.data, kind: kindDeliver}) {
+		if s.q.deliver(outFrame{data: d.Data, kind: kindDeliver}) {
 			s.endLocked("slow", "too much waits to be read", 0)
 		}
 	})

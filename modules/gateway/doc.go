@@ -12,7 +12,7 @@
 //   - A send is answered ACK_OK only with what state said was stored; anything
 //     unclear is ACK_RETRY, and every send is answered within two seconds.
 //   - Of one connection and conversation one run is in flight, and after an
-//     ACK_RETRY nothing that was sent later overtakes it (runs.go).
+//     ACK_RETRY nothing that was sent later overtakes it (pkg/run).
 //   - Who acts is decided by the verified token, never by a frame's contents.
 //   - A session is registered for deliveries before its welcome is written.
 //   - Delivers of a conversation rise in seq on a connection; what does not fit

@@ -144,7 +144,7 @@ func (s *session) join(c auth.Claims) *refusal {
 	if no != nil {
 		return no
 	}
-	s.g.hub.register(s)
+	s.subscribe()
 	if no := s.admit(c); no != nil {
 		// Who was displaced for nothing comes back by itself.
 		s.g.displace(append(claim.Superseded, claim.Replaced...), "busy")
@@ -243,7 +243,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	}
 	now := time.Now()
 	s.phase, s.expires = online, c.Expires
-	s.runs.user, s.runs.session = string(s.user), string(s.id)
+	s.runs.User, s.runs.Session = string(s.user), string(s.id)
 	s.beat.begin(now)
 	s.replyLocked(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Welcome{Welcome: &clientv1.Welcome{
 		Version: level, SessionId: string(s.id), UserId: string(s.user), DeviceId: string(s.device), DataEpoch: s.dataEpoch,

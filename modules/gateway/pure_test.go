@@ -18,72 +18,7 @@ import (
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
-func TestRedeliveryFollowsTheSchedule(t *testing.T) {
-	p := pending{first: 3 * time.Second, jitter: func() float64 { return 1 }}
-	p.add(t0, "c", 7, []byte("seven"))
-	var at []time.Duration
-	for now := t0; now.Before(t0.Add(2 * time.Minute)); now = now.Add(100 * time.Millisecond) {
-		p.due(now, false, func(conv string, d *delivery) {
-			if conv != "c" || d.seq != 7 || string(d.data) != "seven" {
-				t.Fatalf("redelivered %s %d %q", conv, d.seq, d.data)
-			}
-			at = append(at, now.Sub(t0))
-		})
-	}
-	want := "[3s 9s 21s 33s 45s]"
-	if got := fmt.Sprint(at); got != want {
-		t.Errorf("redelivered at %s, want %s", got, want)
-	}
-	if p.n != 0 || p.bytes != 0 || len(p.convs) != 0 {
-		t.Errorf("%d entries of %d bytes are kept after the last", p.n, p.bytes)
-	}
-}
-
-func TestAnAckEndsRedeliveryOfItsRangeOnly(t *testing.T) {
-	p := pending{first: 3 * time.Second, jitter: func() float64 { return 1 }}
-	for seq := range int64(5) {
-		p.add(t0, "c", seq+1, make([]byte, 10))
-	}
-	p.add(t0, "d", 1, make([]byte, 10))
-	p.ack(t0.Add(2*time.Second), "c", 1, 3)
-	p.ack(t0.Add(2*time.Second), "unknown", 0, 100)
-	if p.n != 4 || p.bytes != 40 {
-		t.Fatalf("%d entries of %d bytes wait, want 4 of 40", p.n, p.bytes)
-	}
-	var got []string
-	note := func(conv string, d *delivery) { got = append(got, fmt.Sprint(conv, d.seq)) }
-	p.due(t0.Add(3*time.Second), false, note)
-	if s := strings.Join(got, " "); s != "d1" {
-		t.Errorf("after 3 s: %q, want d1: the ack of c starts its waits anew", s)
-	}
-	got = nil
-	p.due(t0.Add(5*time.Second), false, note)
-	if s := strings.Join(got, " "); s != "c1 c4 c5" {
-		t.Errorf("after 5 s: %q, want c1 c4 c5", s)
-	}
-	p.ack(t0.Add(6*time.Second), "c", 0, 9)
-	p.ack(t0.Add(6*time.Second), "d", 0, 9)
-	if p.n != 0 || p.bytes != 0 || len(p.convs) != 0 {
-		t.Errorf("%d entries are left", p.n)
-	}
-}
-
-func TestABusyClientIsNotGivenMore(t *testing.T) {
-	p := pending{first: time.Second, jitter: func() float64 { return 1 }}
-	p.add(t0, "c", 1, nil)
-	n := 0
-	count := func(string, *delivery) { n++ }
-	for i := range 60 {
-		p.due(t0.Add(time.Duration(i)*time.Second), true, count)
-	}
-	if n != 0 || p.n != 1 {
-		t.Fatalf("%d redeliveries while busy, %d entries wait", n, p.n)
-	}
-	p.due(t0.Add(time.Hour), false, count)
-	if n != 1 {
-		t.Errorf("%d redeliveries after that, want 1", n)
-	}
-}
+var t0 = time.Unix(1_800_000_000, 0)
 
 func TestJitterStaysWithinAFifth(t *testing.T) {
 	for range 1000 {
@@ -205,25 +140,6 @@ func TestWheelWakesInTime(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestSeen(t *testing.T) {
-	var s seen
-	if !s.delivered("c", 5) || s.delivered("c", 5) || s.delivered("c", 4) || !s.delivered("c", 9) {
-		t.Error("delivers do not rise")
-	}
-	if s.knows("c", 9) || !s.knows("c", 12) {
-		t.Error("a head that is covered counts, or one that is not does not")
-	}
-	if !s.delivered("c", 10) {
-		t.Error("an own ack or a head above hides a deliver")
-	}
-	for i := range 10 * seenGeneration {
-		s.delivered(fmt.Sprint(i), 1)
-	}
-	if n := len(s.young) + len(s.old); n > 2*seenGeneration {
-		t.Errorf("%d conversations are remembered", n)
-	}
 }
 
 func TestMarksJoin(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -254,6 +255,7 @@ func (q *queue) step(buf *[]byte) bool {
 	q.mu.Unlock()
 	*buf = data[:0]
 
+	failpoint.Hit(failpoint.BeforeWrite)
 	_, err := q.conn.Write(data[start:])
 
 	q.mu.Lock()

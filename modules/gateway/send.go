@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/run"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -14,8 +15,8 @@ import (
 // send takes a send frame. passed = it is not above the connection's rate.
 func (s *session) send(now time.Time, id uint32, m *clientv1.Send, passed bool, wait time.Duration) {
 	conv, peer, verdict := target(s.user, m)
-	it := sendItem{id: id, start: m.RunStart, arrived: now, size: proto.Size(m)}
-	it.send = &v1.RunSend{ClientMessageId: m.ClientMessageId, Resend: m.Resend, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: m.Content}
+	it := run.Send{ID: id, Start: m.RunStart, Arrived: now, Size: proto.Size(m)}
+	it.Send = &v1.RunSend{ClientMessageId: m.ClientMessageId, Resend: m.Resend, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: m.Content}
 	if verdict == nil {
 		verdict = checkSend(m)
 	}
@@ -28,29 +29,29 @@ func (s *session) send(now time.Time, id uint32, m *clientv1.Send, passed bool, 
 		}
 	}
 	if verdict == nil {
-		hash := protocol.BodyHash(it.send.Kind, 0, m.Content)
-		it.send.BodyHash = hash[:]
+		hash := protocol.BodyHash(it.Send.Kind, 0, m.Content)
+		it.Send.BodyHash = hash[:]
 	} else if verdict.Reason == "rate_limited" {
 		s.g.m.limited.WithLabelValues("send").Inc()
 	}
-	it.verdict = verdict
+	it.Verdict = verdict
 	s.mu.Lock()
 	if s.phase != online {
 		s.mu.Unlock()
 		return
 	}
-	var e effects
+	var e run.Effects
 	if conv == "" { // it belongs to no conversation, so it waits for none
-		e.answers = []answer{{it, &clientv1.SendAck{ClientMessageId: m.ClientMessageId, Status: statusOf(verdict), Error: verdict}}}
+		e.Answers = []run.Answer{{Send: it, Ack: &clientv1.SendAck{ClientMessageId: m.ClientMessageId, Status: statusOf(verdict), Error: verdict}}}
 	} else {
-		s.runs.add(now, conv, peer, it, &e)
+		s.runs.Add(now, conv, peer, it, &e)
 	}
 	s.answerLocked(now, &e)
-	if s.runs.unanswered > 0 {
-		s.wakeLocked(now.Add(answerWithin))
+	if s.runs.Unanswered() > 0 {
+		s.wakeLocked(now.Add(run.AnswerWithin))
 	}
 	s.mu.Unlock()
-	s.submit(e.submit)
+	s.submit(e.Submit)
 }
 
 func statusOf(e *clientv1.Error) clientv1.Ack {
@@ -105,39 +106,39 @@ var contentTexts = map[string]string{
 }
 
 // answerLocked queues the answers of a step.
-func (s *session) answerLocked(now time.Time, e *effects) {
-	for _, a := range e.answers {
-		s.g.m.send.Observe(now.Sub(a.item.arrived).Seconds())
-		if a.ack.Status == clientv1.Ack_ACK_OK {
-			s.seen.knows(a.ack.ConversationId, a.ack.Seq)
+func (s *session) answerLocked(now time.Time, e *run.Effects) {
+	for _, a := range e.Answers {
+		s.g.m.send.Observe(now.Sub(a.Send.Arrived).Seconds())
+		if a.Ack.Status == clientv1.Ack_ACK_OK {
+			s.seen.Knows(a.Ack.ConversationId, a.Ack.Seq)
 		}
-		s.replyLocked(ackFrame(a.item.id, a.ack))
+		s.replyLocked(ackFrame(a.Send.ID, a.Ack))
 	}
-	if len(e.answers) > 0 {
+	if len(e.Answers) > 0 {
 		s.look()
 	}
 }
 
 // submit hands runs over; what does not fit is answered busy.
-func (s *session) submit(out []outRun) {
+func (s *session) submit(out []run.Out) {
 	for _, o := range out {
 		if !s.g.submitter.offer(submission{owner: s, out: o}) {
-			s.submitted(o.run.ConversationId, o.token, nil, protocol.NewError("busy", "", 0))
+			s.submitted(o.Run.ConversationId, o.Token, nil, protocol.NewError("busy", "", 0))
 		}
 	}
 }
 
 // submitted takes the result of a run.
-func (s *session) submitted(conv string, token runToken, acks []*clientv1.SendAck, failed *clientv1.Error) {
+func (s *session) submitted(conv string, token run.Token, acks []*clientv1.SendAck, failed *clientv1.Error) {
 	s.mu.Lock()
 	if s.phase == ended {
 		s.mu.Unlock()
 		return
 	}
 	now := time.Now()
-	var e effects
-	s.runs.done(now, conv, token, acks, failed, &e)
+	var e run.Effects
+	s.runs.Done(now, conv, token, acks, failed, &e)
 	s.answerLocked(now, &e)
 	s.mu.Unlock()
-	s.submit(e.submit)
+	s.submit(e.Submit)
 }

@@ -14,9 +14,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/delivery"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/rate"
+	"github.com/imdhq/imd/pkg/run"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -84,10 +86,10 @@ type session struct {
 	route    uint64 // route epoch of the claim
 	claimed  bool
 	early    []*shared // deliveries before the welcome
-	runs     runs
+	runs     run.Queue
 	requests int // without an answer, other than sends
-	unacked  pending
-	seen     seen
+	unacked  delivery.Pending
+	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
@@ -99,7 +101,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 		g: g, wire: w, enc: enc, addr: addr, id: newSessionID(),
 		done: make(chan struct{}), resume: make(chan struct{}, 1),
 		beat:    heartbeat{interval: g.cfg.PingInterval, timeout: g.cfg.PongTimeout},
-		unacked: pending{first: g.cfg.RedeliverAfter, jitter: jitter},
+		unacked: delivery.Pending{First: g.cfg.RedeliverAfter, Jitter: jitter},
 	}
 	s.timer.session = s
 	s.q = queue{
@@ -284,7 +286,7 @@ func (s *session) waitForRoom(long bool) bool {
 
 func (s *session) crowded(long bool) bool {
 	s.mu.Lock()
-	full := s.runs.unanswered >= protocol.ServerSendWindow || s.requests >= protocol.ServerRequestWindow
+	full := s.runs.Unanswered() >= protocol.ServerSendWindow || s.requests >= protocol.ServerRequestWindow
 	s.mu.Unlock()
 	if !full && long {
 		s.q.askRoom() // before the look, so that no write goes unnoticed between
@@ -402,7 +404,9 @@ func (s *session) free(cause error) {
 	if s.phase != ended {
 		s.endedLocked(lossOf(cause))
 	}
-	s.early, s.runs.convs, s.unacked.convs = nil, nil, nil
+	s.early = nil
+	s.unacked.Clear()
+	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)
 	s.g.hub.remove(s)

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/imdhq/imd/pkg/delivery"
 	"github.com/imdhq/imd/pkg/testenv"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -262,7 +263,7 @@ func TestAFloodAgainstAStalledStore(t *testing.T) {
 		s := w.g.hub.all()[0]
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.runs.unanswered == protocol.ServerSendWindow && s.stalled.Load()
+		return s.runs.Unanswered() == protocol.ServerSendWindow && s.stalled.Load()
 	})
 	release()
 	if err := <-written; err != nil {
@@ -348,8 +349,8 @@ func TestUnacknowledgedEntriesAreDeliveredAgain(t *testing.T) {
 		if counts[1] != 1 {
 			t.Errorf("an entry that was acknowledged came %d times", counts[1])
 		}
-		if counts[2] != 1+redeliveries {
-			t.Errorf("an entry without ack came %d times, want %d", counts[2], 1+redeliveries)
+		if counts[2] != 1+delivery.Redeliveries {
+			t.Errorf("an entry without ack came %d times, want %d", counts[2], 1+delivery.Redeliveries)
 		}
 	})
 }

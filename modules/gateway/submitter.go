@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/run"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -30,13 +31,13 @@ type submitClient interface {
 
 // owner gets the result of a run: its acks, or the error of the call.
 type owner interface {
-	submitted(conv string, token runToken, acks []*clientv1.SendAck, failed *clientv1.Error)
+	submitted(conv string, token run.Token, acks []*clientv1.SendAck, failed *clientv1.Error)
 }
 
 // submission is a run that waits for a call.
 type submission struct {
 	owner   owner
-	out     outRun
+	out     run.Out
 	offered time.Time
 }
 
@@ -59,7 +60,7 @@ type submitter struct {
 func (b *submitter) offer(s submission) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := len(s.out.run.Sends)
+	n := len(s.out.Run.Sends)
 	if b.sends > 0 && b.sends+n > submitWaiting {
 		return false
 	}
@@ -78,7 +79,7 @@ func (b *submitter) work() {
 	for {
 		batch, late := b.take()
 		for _, s := range late {
-			s.owner.submitted(s.out.run.ConversationId, s.out.token, nil, protocol.NewError("busy", "", 0))
+			s.owner.submitted(s.out.Run.ConversationId, s.out.Token, nil, protocol.NewError("busy", "", 0))
 		}
 		if len(batch) > 0 {
 			b.call(batch)
@@ -96,19 +97,19 @@ func (b *submitter) take() (batch, late []submission) {
 	now, sends, bytes, i := b.now(), 0, 0, 0
 	for ; i < len(b.waiting); i++ {
 		s := b.waiting[i]
-		n := len(s.out.run.Sends)
+		n := len(s.out.Run.Sends)
 		if now.Sub(s.offered) > submitAge {
 			late = append(late, s)
 			b.sends -= n
 			continue
 		}
-		if len(batch) > 0 && (sends+n > submitSends || bytes+s.out.size > submitBytes) {
+		if len(batch) > 0 && (sends+n > submitSends || bytes+s.out.Size > submitBytes) {
 			break
 		}
 		batch = append(batch, s)
 		b.sends -= n
 		sends += n
-		bytes += s.out.size
+		bytes += s.out.Size
 	}
 	clear(b.waiting[:i])
 	b.waiting = b.waiting[i:]
@@ -126,8 +127,8 @@ func (b *submitter) call(batch []submission) {
 	req := &v1.SubmitRequest{Runs: make([]*v1.Run, len(batch))}
 	sends := 0
 	for i, s := range batch {
-		req.Runs[i] = s.out.run
-		sends += len(s.out.run.Sends)
+		req.Runs[i] = s.out.Run
+		sends += len(s.out.Run.Sends)
 	}
 	b.m.submitSends.Observe(float64(sends))
 	res, err := b.state.Submit(b.ctx, req)
@@ -140,6 +141,6 @@ func (b *submitter) call(batch []submission) {
 		if failed == nil {
 			acks = res.Runs[i].GetAcks()
 		}
-		s.owner.submitted(s.out.run.ConversationId, s.out.token, acks, failed)
+		s.owner.submitted(s.out.Run.ConversationId, s.out.Token, acks, failed)
 	}
 }

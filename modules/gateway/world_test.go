@@ -343,7 +343,7 @@ func (s *fakeState) History(_ context.Context, r *v1.HistoryRequest) (*v1.Histor
 		if e.Seq <= h.AfterSeq || h.BeforeSeq > 0 && e.Seq >= h.BeforeSeq {
 			continue
 		}
-		n := protocol.JSONSizeBound(e)
+		n := protocol.Size(protocol.JSON, e) + 1
 		if len(p.Entries) == int(h.Limit) || size+n > int(r.MaxBytes) {
 			p.End = false
 			break

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -34,13 +35,13 @@ func (s *State) Change(ctx context.Context, req *v1.ChangeRequest) (*v1.ChangeRe
 		failed error
 		done   = make(chan struct{})
 	)
-	run := &laneRun{conv: change.Conversation, change: &change, settled: func(r store.ChangeResult, err error) {
+	run := &lane.Run{Conv: change.Conversation, Change: &change, Settled: func(r store.ChangeResult, err error) {
 		res, failed = r, err
 		close(done)
 	}}
-	lane := c.laneOf(run.conv)
-	lane.do(evSubmit{run})
-	wait(ctx, done, func() { lane.do(evExpire{run}) })
+	l := c.laneOf(run.Conv)
+	l.do(lane.Submit{Run: run})
+	wait(ctx, done, func() { l.do(lane.Expire{Run: run}) })
 	if failed != nil {
 		return nil, storeErr(opChange, failed)
 	}

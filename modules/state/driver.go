@@ -8,7 +8,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
 )
@@ -30,64 +32,65 @@ type driver struct {
 	m     *metrics
 	log   *zap.Logger
 	// after is told, in order, what was committed. It must not block.
-	after func([]committed)
+	after func([]lane.Committed)
 
-	work chan *work // capacity 1: one call is out at a time
+	work chan *lane.Work // capacity 1: one call is out at a time
 
 	mu     sync.Mutex
-	lane   *lane
+	lane   *lane.Lane
 	queued int       // as the gauge was told
 	warned time.Time // of the last warning about the store; only for the goroutine of run
 }
 
-func newDriver(s appender, m *metrics, log *zap.Logger, after func([]committed)) *driver {
-	return &driver{store: s, m: m, log: log, after: after, work: make(chan *work, 1), lane: newLane()}
+func newDriver(s appender, m *metrics, log *zap.Logger, after func([]lane.Committed)) *driver {
+	return &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), lane: lane.New()}
 }
 
 // do hands an event to the lane and carries out what follows from it, but for
 // what was committed, which it returns.
-func (d *driver) do(ev any) []committed {
+func (d *driver) do(ev lane.Event) []lane.Committed {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	fx := d.lane.step(time.Now(), ev)
-	for _, a := range fx.answers {
-		a.run.reply(a.at, a.verdict)
+	fx := d.lane.Step(time.Now(), ev)
+	for _, a := range fx.Answers {
+		a.Run.Reply(a.At, a.Verdict)
 	}
-	for _, s := range fx.settled {
-		s.run.settled(s.res, s.err)
+	for _, s := range fx.Settled {
+		s.Run.Settled(s.Result, s.Err)
 	}
-	for _, ch := range fx.probed {
+	for _, ch := range fx.Probed {
 		close(ch)
 	}
-	if fx.work != nil {
-		d.work <- fx.work
+	if fx.Work != nil {
+		d.work <- fx.Work
 	}
-	d.m.queued.Add(float64(d.lane.rows - d.queued))
-	d.queued = d.lane.rows
-	return append([]committed(nil), fx.committed...)
+	d.m.queued.Add(float64(d.lane.Queued() - d.queued))
+	d.queued = d.lane.Queued()
+	return append([]lane.Committed(nil), fx.Committed...)
 }
 
 // idle reports whether the lane has nothing to do.
 func (d *driver) idle() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.lane.idle()
+	return d.lane.Idle()
 }
 
 // run makes the calls to the store until ctx is done; then it answers everyone
 // who still waits.
 func (d *driver) run(ctx context.Context) {
-	defer d.do(evStop{})
+	defer d.do(lane.Stop{})
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case w := <-d.work:
-			if !pause(ctx, w.after) {
+			if !pause(ctx, w.After) {
 				return
 			}
 			done := d.do(d.call(ctx, w))
 			if len(done) > 0 {
+				failpoint.Hit(failpoint.BeforeFanout)
 				d.after(done)
 			}
 		}
@@ -110,41 +113,47 @@ func pause(ctx context.Context, t time.Duration) bool {
 }
 
 // call makes one call to the store.
-func (d *driver) call(ctx context.Context, w *work) evResult {
+func (d *driver) call(ctx context.Context, w *lane.Work) lane.Result {
 	begin := time.Now()
-	if w.reruns == 0 && w.change == nil {
-		d.m.batchRows.Observe(float64(len(w.rows)))
-		for _, row := range w.rows {
-			d.m.wait.Observe(begin.Sub(row.arrived).Seconds())
+	if w.Reruns == 0 && w.Change == nil {
+		d.m.batchRows.Observe(float64(len(w.Append)))
+		for at := range w.Arrived() {
+			d.m.wait.Observe(begin.Sub(at).Seconds())
 		}
 	}
 	ev := d.guarded(ctx, w)
-	ev.took = time.Since(begin)
-	d.m.appendSeconds.Observe(ev.took.Seconds())
-	if unknown(ev.err) {
+	ev.Took = time.Since(begin)
+	d.m.appendSeconds.Observe(ev.Took.Seconds())
+	if lane.Unknown(ev.Err) {
 		d.m.unknown.Inc()
 	}
-	if ev.err != nil && ctx.Err() == nil && begin.Sub(d.warned) >= time.Second && (w.change == nil || im.Retryable(ev.err)) {
+	if ev.Err != nil && ctx.Err() == nil && begin.Sub(d.warned) >= time.Second && (w.Change == nil || im.Retryable(ev.Err)) {
 		d.warned = begin
-		d.log.Warn("the store did not take a batch", zap.Int("rows", len(w.rows)), obs.Attempt(w.reruns+1), obs.Took(ev.took), obs.Err(ev.err))
+		d.log.Warn("the store did not take a batch", zap.Int("rows", len(w.Append)), obs.Attempt(w.Reruns+1), obs.Took(ev.Took), obs.Err(ev.Err))
 	}
 	return ev
 }
 
 // guarded turns a panic of the driver below into an unknown outcome: the lane
 // goes on, and so does the process.
-func (d *driver) guarded(ctx context.Context, w *work) (ev evResult) {
+func (d *driver) guarded(ctx context.Context, w *lane.Work) (ev lane.Result) {
 	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
 	defer cancel()
 	defer func() {
 		if p := recover(); p != nil {
-			ev = evResult{err: fmt.Errorf("panic in the store: %v: %w", p, store.ErrUnknownOutcome)}
+			ev = lane.Result{Err: fmt.Errorf("panic in the store: %v: %w", p, store.ErrUnknownOutcome)}
 		}
 	}()
-	if w.change != nil {
-		ev.change, ev.err = d.store.Change(ctx, *w.change.change)
+	if w.Change != nil {
+		ev.Change, ev.Err = d.store.Change(ctx, *w.Change.Change)
 		return ev
 	}
-	ev.results, ev.err = d.store.Append(ctx, w.append)
+	if err := failpoint.Error(failpoint.BeforeAppend); err != nil {
+		return lane.Result{Err: err}
+	}
+	ev.Results, ev.Err = d.store.Append(ctx, w.Append)
+	if err := failpoint.Error(failpoint.AfterAppend); err != nil {
+		return lane.Result{Err: fmt.Errorf("%w: %w", store.ErrUnknownOutcome, err)}
+	}
 	return ev
 }

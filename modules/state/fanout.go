@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -170,21 +171,21 @@ const (
 
 // committed tells push, and the positions, what a lane has stored. It is the
 // lanes' after: called in the order of the commits of each conversation.
-func (c *core) committed(done []committed) {
+func (c *core) committed(done []lane.Committed) {
 	now := time.Now()
 	items := make([]fanoutItem, 0, len(done))
 	for _, d := range done {
 		switch {
-		case d.change != nil && d.own:
-			c.positions.changed(d.change)
-			items = append(items, changeItem(d.change, now))
-		case d.change != nil:
-		case d.own:
-			c.positions.committed(d.row.row.Conversation, d.res.Seq)
-			items = append(items, entryItem(d.row, d.res, now))
+		case d.Change != nil && d.Own:
+			c.positions.changed(d.Change)
+			items = append(items, changeItem(d.Change, now))
+		case d.Change != nil:
+		case d.Own:
+			c.positions.committed(d.Send.Row.Conversation, d.Result.Seq)
+			items = append(items, entryItem(d.Send, d.Result, now))
 		default:
-			if c.hintDue(d.res, now) {
-				items = append(items, headItem(d.row, d.res))
+			if c.hintDue(d.Result, now) {
+				items = append(items, headItem(d.Send, d.Result))
 			}
 		}
 	}
@@ -203,25 +204,25 @@ func (c *core) hintDue(res store.AppendResult, now time.Time) bool {
 	return true
 }
 
-func entryItem(row *laneRow, res store.AppendResult, now time.Time) fanoutItem {
-	r := &row.row
+func entryItem(send *lane.Send, res store.AppendResult, now time.Time) fanoutItem {
+	r := &send.Row
 	return fanoutItem{
 		item: &v1.FanoutItem{
 			ConversationId: string(r.Conversation), MemberVersion: res.MemberVersion,
-			ExcludeSession: string(row.session), CommitNs: now.UnixNano(),
+			ExcludeSession: string(send.Session), CommitNs: now.UnixNano(),
 		},
 		entry: &im.Entry{
 			Seq: res.Seq, PrevSeq: res.PrevSeq, Kind: r.Kind, MessageID: res.MessageID, ClientMessageID: r.ClientMessageID,
 			Sender: r.Sender, ServerTime: res.ServerTime, Content: r.Content, TargetSeq: r.TargetSeq, Countable: r.Countable,
 		},
-		bytes: row.size,
+		bytes: send.Size,
 	}
 }
 
-func headItem(row *laneRow, res store.AppendResult) fanoutItem {
-	conv := string(row.row.Conversation)
+func headItem(send *lane.Send, res store.AppendResult) fanoutItem {
+	conv := string(send.Row.Conversation)
 	return fanoutItem{bytes: rowOverhead, item: &v1.FanoutItem{
-		ConversationId: conv, MemberVersion: res.MemberVersion, ExcludeSession: string(row.session),
+		ConversationId: conv, MemberVersion: res.MemberVersion, ExcludeSession: string(send.Session),
 		What: &v1.FanoutItem_Head{Head: &clientv1.Head{ConversationId: conv, Seq: int64(res.Seq)}},
 	}}
 }

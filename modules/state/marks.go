@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -134,7 +135,7 @@ func storeErr(op string, err error) *im.Error {
 
 // settleCall runs f again while its outcome is unknown, until ctx is done.
 func settleCall(ctx context.Context, f func() error) error {
-	wait := firstRerun
+	wait := lane.FirstRerun
 	for {
 		err := f()
 		if err == nil || !errors.Is(err, store.ErrUnknownOutcome) {
@@ -143,6 +144,6 @@ func settleCall(ctx context.Context, f func() error) error {
 		if !pause(ctx, wait) {
 			return err
 		}
-		wait = min(2*wait, maxRerun)
+		wait = min(2*wait, lane.MaxRerun)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -144,7 +145,7 @@ func (s *State) Drain(ctx context.Context) error {
 		pause(ctx, drainNews)
 	}
 	for _, l := range c.lanes {
-		l.do(evDrain{})
+		l.do(lane.Drain{})
 	}
 	dctx, cancel := context.WithTimeout(ctx, drainLanes)
 	defer cancel()
@@ -194,7 +195,7 @@ func (c *core) probe(ctx context.Context) error {
 	answers := make([]chan struct{}, len(c.lanes))
 	for i, l := range c.lanes {
 		answers[i] = make(chan struct{})
-		l.do(evProbe{answers[i]})
+		l.do(lane.Probe{Ch: answers[i]})
 	}
 	for i, a := range answers {
 		select {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -42,18 +43,18 @@ func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitRe
 	}
 	call := newCall(req, s.m)
 	defer call.count()
-	var runs []*laneRun
+	var runs []*lane.Run
 	for i, r := range req.Runs {
 		if run := c.prepare(call, i, r); run != nil {
 			runs = append(runs, run)
 		}
 	}
 	for _, run := range runs {
-		c.laneOf(run.conv).do(evSubmit{run})
+		c.laneOf(run.Conv).do(lane.Submit{Run: run})
 	}
 	wait(ctx, call.done, func() {
 		for _, run := range runs {
-			c.laneOf(run.conv).do(evExpire{run})
+			c.laneOf(run.Conv).do(lane.Expire{Run: run})
 		}
 	})
 	return call.res, nil
@@ -107,18 +108,18 @@ func newCall(req *v1.SubmitRequest, m *metrics) *call {
 }
 
 // answer sets the answer of one send, once. Any goroutine may call it.
-func (c *call) answer(run, send int, v verdict) {
+func (c *call) answer(run, send int, v lane.Verdict) {
 	r := c.req.Runs[run]
 	a := &clientv1.SendAck{ClientMessageId: r.Sends[send].ClientMessageId}
 	switch {
-	case v.err == nil:
+	case v.Err == nil:
 		a.Status, a.ConversationId = clientv1.Ack_ACK_OK, r.ConversationId
-		a.MessageId, a.Seq, a.PrevSeq = int64(v.res.MessageID), int64(v.res.Seq), int64(v.res.PrevSeq)
-		a.ServerTimeMs, a.Duplicate = v.res.ServerTime.UnixMilli(), v.duplicate
-	case im.Retryable(v.err):
-		a.Status, a.Error = clientv1.Ack_ACK_RETRY, im.Wire(v.err)
+		a.MessageId, a.Seq, a.PrevSeq = int64(v.Result.MessageID), int64(v.Result.Seq), int64(v.Result.PrevSeq)
+		a.ServerTimeMs, a.Duplicate = v.Result.ServerTime.UnixMilli(), v.Duplicate
+	case im.Retryable(v.Err):
+		a.Status, a.Error = clientv1.Ack_ACK_RETRY, im.Wire(v.Err)
 	default:
-		a.Status, a.Error = clientv1.Ack_ACK_FAIL, im.Wire(v.err)
+		a.Status, a.Error = clientv1.Ack_ACK_FAIL, im.Wire(v.Err)
 	}
 	c.res.Runs[run].Acks[send] = a
 	if c.left.Add(-1) == 0 {
@@ -141,45 +142,45 @@ func (c *call) count() {
 // prepare checks the sends of a run and gives them message ids. What fails a
 // check is answered; nil if nothing is left for the lane. A check here fails
 // only what can never have been stored.
-func (c *core) prepare(call *call, i int, r *v1.Run) *laneRun {
-	run := &laneRun{conv: im.ConversationID(r.ConversationId), sends: make([]laneSend, 0, len(r.Sends))}
+func (c *core) prepare(call *call, i int, r *v1.Run) *lane.Run {
+	run := &lane.Run{Conv: im.ConversationID(r.ConversationId), Sends: make([]lane.Send, 0, len(r.Sends))}
 	places := make([]int, 0, len(r.Sends)) // in the request, of each send of run
 	for j, send := range r.Sends {
 		row, err := c.row(r, send)
 		switch {
 		case err == nil:
-			run.sends = append(run.sends, row)
+			run.Sends = append(run.Sends, row)
 			places = append(places, j)
 			continue
 		case !im.Retryable(err):
-			call.answer(i, j, verdict{err: err})
+			call.answer(i, j, lane.Verdict{Err: err})
 			continue
 		}
-		call.answer(i, j, verdict{err: err}) // and nothing of the run may overtake it
+		call.answer(i, j, lane.Verdict{Err: err}) // and nothing of the run may overtake it
 		for k := j + 1; k < len(r.Sends); k++ {
-			call.answer(i, k, verdict{err: errBehind()})
+			call.answer(i, k, lane.Verdict{Err: im.Errorf(clientv1.Reason_REASON_BEHIND, "state.Submit", "")})
 		}
 		break
 	}
-	if len(run.sends) == 0 {
+	if len(run.Sends) == 0 {
 		return nil
 	}
-	run.reply = func(at int, v verdict) { call.answer(i, places[at], v) }
+	run.Reply = func(at int, v lane.Verdict) { call.answer(i, places[at], v) }
 	return run
 }
 
 // row checks one send and makes its row.
-func (c *core) row(r *v1.Run, send *v1.RunSend) (laneSend, *im.Error) {
+func (c *core) row(r *v1.Run, send *v1.RunSend) (lane.Send, *im.Error) {
 	if err := checkSend(r, send); err != nil {
-		return laneSend{}, err
+		return lane.Send{}, err
 	}
 	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(send.Content)
 	if err != nil {
-		return laneSend{}, badRequest("state.Submit", "content cannot be encoded")
+		return lane.Send{}, badRequest("state.Submit", "content cannot be encoded")
 	}
 	id, err := c.ids.Next()
 	if err != nil {
-		return laneSend{}, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: "state.Submit", Msg: "no message id can be made now", Err: err}
+		return lane.Send{}, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: "state.Submit", Msg: "no message id can be made now", Err: err}
 	}
 	row := store.AppendRow{
 		Conversation: im.ConversationID(r.ConversationId), Peer: im.UserID(r.PeerId), Sender: im.UserID(r.UserId),
@@ -187,7 +188,7 @@ func (c *core) row(r *v1.Run, send *v1.RunSend) (laneSend, *im.Error) {
 		Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: content, Countable: true,
 	}
 	copy(row.BodyHash[:], send.BodyHash)
-	return laneSend{row: row, session: im.SessionID(r.SessionId), size: len(content) + rowOverhead}, nil
+	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead}, nil
 }
 
 func badRequest(op, format string, args ...any) *im.Error {

@@ -1,102 +1,156 @@
 package bench
 
 import (
-	"crypto/rand"
-	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-const (
-	// ackEvery and ackAfter say when deliveries are acknowledged.
-	ackEvery = 32
-	ackAfter = 250 * time.Millisecond
-	// retryCap is the longest pause after a refused send.
-	retryCap = 2 * time.Second
-)
-
 // device is one simulated device of one user. All of it runs on the loop.
+//
+// Its life is a row of sessions. cur is the one that is written to; next is one
+// that is joining, at the beginning, after a loss, or beside cur while the
+// device moves away from a node that drains.
 type device struct {
-	l      *loop
-	enc    protocol.Encoding
-	dst    netip.AddrPort
-	src    netip.Addr
-	user   string
-	id     string
-	token  string
-	c      *conn
-	online bool
-	lastID uint32
+	h    *host
+	user string
+	id   string
+	i    int // its number in the run
+	src  netip.Addr
 
-	answers map[uint32]func(*clientv1.ServerFrame) // of requests other than sends
-	outbox  []*pending                             // unanswered sends, in order
-	byFrame map[uint32]*pending
-	held    bool // a refused send waits for its time
-	unacked map[string]*ackState
-	due     int // deliveries since the last ack frame
-	ackSet  bool
+	token   string
+	cur     *session
+	next    *session
+	attempt int           // failed ones in a row
+	since   time.Duration // when cur was welcomed
+	waiting bool          // a pause before the next attempt
+	ended   bool          // it will not come back
+	lastID  uint32
 
-	onWelcome func(*clientv1.Welcome)
-	onEntry   func(conv string, e *clientv1.Entry)
-	onHead    func(*clientv1.Head)
-	onReceipt func(*clientv1.Receipt)
-	onDown    func(code int, reason string, err error)
-	byeReason string
+	out outbox
+	in  inbox
+
+	sources  []*source
+	counted  bool // among those online
+	stranger bool // in no conversation: whatever it is shown is a leak
+
+	comesBack bool // after a loss
+	atOnce    bool // without a pause
+	syncs     bool // hello comes with sync, always; else only after a loss
+	welcomed  int  // sessions so far
+
+	onUp   func(joined time.Duration) // welcome came; joined is how long it took from the dial
+	onJoin func(joined time.Duration) // as onUp, from the second time on
+	onSync func()                     // a session's sync has ended
+	onDown func(reason string, err error)
 }
 
-// pending is one send that has no final answer.
-type pending struct {
-	frame    *clientv1.Send
-	frameID  uint32
-	intended time.Time // when it should have left
-	tries    int
-	done     func(*pending, *clientv1.SendAck)
+// host is what the devices of a run share.
+type host struct {
+	l         *loop
+	enc       protocol.Encoding
+	addresses []netip.AddrPort
+	rng       *rand.Rand
+	ids       uuids
+	size      int // bytes of a text
+	rec       *tape
+	fresh     func(d *device, got func(token string, err error)) // makes another token
+	shown     func(text []byte)                                  // somebody else's entry was taken
+	refused   func(reason string)                                // a send was refused and will be written again
+	scratch   []byte
+	longest   time.Duration // pause before a device comes back; 0 = no bound but the usual
+	entry     entryIn
+	answer    ackIn
+	ranges    []ackRange
+	one       [1]*clientv1.Entry
+	lean      lean
 }
 
-// ackState is what this device has acknowledged of one conversation.
-type ackState struct{ acked, have int64 }
-
-func newDevice(l *loop, enc protocol.Encoding, dst netip.AddrPort, src netip.Addr, user, id, token string) *device {
-	return &device{l: l, enc: enc, dst: dst, src: src, user: user, id: id, token: token}
+// session is one connection of a device.
+type session struct {
+	d       *device
+	c       *conn
+	dialed  time.Duration
+	welcome bool
+	syncing bool
+	bye     *clientv1.Bye
+	quiet   time.Duration // silence that means the connection is dead; 0 = not known
+	asked   []request     // unanswered, oldest first
 }
 
-// connect dials and says hello; with is written in the same envelope.
-func (d *device) connect(with ...*clientv1.ClientFrame) error {
-	c, err := d.l.dial(d.dst, d.src, d.enc.Subprotocol())
+// request is one that waits for its answer.
+type request struct {
+	id   uint32
+	at   time.Duration
+	done func(*clientv1.ServerFrame) // nil frame: it will not come
+}
+
+func (h *host) newDevice(i int, user, id, token string, src netip.Addr) *device {
+	d := &device{h: h, user: user, id: id, i: i, src: src, token: token}
+	d.out.d, d.in.d = d, d
+	return d
+}
+
+// online reports whether frames can be written.
+func (d *device) online() bool { return d.cur != nil }
+
+// join dials and, when the connection stands, says hello. It does nothing
+// if the device is joining already.
+func (d *device) join() {
+	d.waiting = false
+	if d.next != nil || d.ended {
+		return
+	}
+	s := &session{d: d, dialed: d.h.l.now}
+	addr := d.h.addresses[(d.i+d.attempt)%len(d.h.addresses)]
+	c, err := d.h.l.dial(addr, d.src, d.h.enc)
 	if err != nil {
-		return err
+		d.lost(s, 0, err)
+		return
 	}
-	d.c, d.online, d.held, d.ackSet, d.due, d.byeReason = c, false, false, false, 0, ""
-	d.answers, d.byFrame = map[uint32]func(*clientv1.ServerFrame){}, map[uint32]*pending{}
-	if d.unacked == nil {
-		d.unacked = map[string]*ackState{}
-	}
-	c.onOpen = func() {
-		hello := &clientv1.ClientFrame{Id: d.nextID(), Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
-			Version: protocol.Version, Token: d.token, DeviceId: d.id, Class: "bot", Client: "imd-bench"}}}
-		d.answers[hello.Id] = func(f *clientv1.ServerFrame) {
-			if w := f.GetWelcome(); w != nil {
-				d.online = true
-				if d.onWelcome != nil {
-					d.onWelcome(w)
-				}
-			}
-		}
-		d.write(append([]*clientv1.ClientFrame{hello}, with...)...)
-	}
-	c.onMessage = d.message
-	c.onClose = func(code int, err error) {
-		d.online = false
-		if d.onDown != nil {
-			d.onDown(code, d.byeReason, err)
-		}
-	}
-	return nil
+	s.c, d.next = c, s
+	c.onOpen = s.hello
+	c.onMessage = s.message
+	c.onClose = func(code int, err error) { d.lost(s, code, err) }
 }
 
+// hello writes the first frames.
+func (s *session) hello() {
+	d := s.d
+	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
+		Version: protocol.Version, Token: d.token, DeviceId: d.id, Class: "bot", Client: "imd-bench"}}}, func(*clientv1.ServerFrame) {})
+	if d.syncs || d.welcomed > 0 {
+		d.in.sync(s)
+	}
+}
+
+// request writes a frame under a new id; done is called once, with the answer
+// or, if the connection ends before, with nil.
+func (s *session) request(f *clientv1.ClientFrame, done func(*clientv1.ServerFrame)) {
+	f.Id = s.d.nextID()
+	s.asked = append(s.asked, request{f.Id, s.d.h.l.now, done})
+	s.write(f)
+}
+
+// write queues a frame through the generated code.
+func (s *session) write(f *clientv1.ClientFrame) {
+	if s.c.phase != open {
+		return
+	}
+	env, err := protocol.AppendFrame(s.c.envelope(), s.d.h.enc, f)
+	if err == nil {
+		s.c.put(env)
+	}
+}
+
+// nextID is a frame id; they are unique among the sessions of a device.
 func (d *device) nextID() uint32 {
 	d.lastID++
 	if d.lastID == 0 {
@@ -105,219 +159,277 @@ func (d *device) nextID() uint32 {
 	return d.lastID
 }
 
-// write sends frames in one envelope.
-func (d *device) write(frames ...*clientv1.ClientFrame) {
-	var buf []byte
-	for _, f := range frames {
-		buf, _ = protocol.AppendFrame(buf, d.enc, f)
+// message takes an envelope.
+func (s *session) message(data []byte) {
+	h := s.d.h
+	if h.enc == protocol.JSON {
+		err := protocol.DecodeServerEnvelope(h.enc, data, protocol.ClientLimits(), func(f *clientv1.ServerFrame) error {
+			s.decoded(f)
+			return nil
+		})
+		if err != nil {
+			s.c.drop(err)
+		}
+		return
 	}
-	op := byte(opBinary)
-	if d.enc == protocol.JSON {
-		op = opText
-	}
-	d.c.send(op, buf)
-}
-
-// request writes f under a new id; answer gets what comes back for it.
-func (d *device) request(f *clientv1.ClientFrame, answer func(*clientv1.ServerFrame)) {
-	f.Id = d.nextID()
-	d.answers[f.Id] = answer
-	d.write(f)
-}
-
-// send puts a message into the outbox and, unless a refused one is waiting,
-// writes it. done is called once, with ACK_OK or ACK_FAIL.
-func (d *device) send(s *clientv1.Send, intended time.Time, done func(*pending, *clientv1.SendAck)) {
-	if s.ClientMessageId == "" {
-		s.ClientMessageId = newUUID()
-	}
-	p := &pending{frame: s, intended: intended, done: done}
-	d.outbox = append(d.outbox, p)
-	if d.online && !d.held {
-		d.writeSend(p)
-	}
-}
-
-func (d *device) writeSend(p *pending) {
-	p.tries++
-	p.frame.Resend = p.tries > 1
-	p.frameID = d.nextID()
-	d.byFrame[p.frameID] = p
-	d.write(&clientv1.ClientFrame{Id: p.frameID, Kind: &clientv1.ClientFrame_Send{Send: p.frame}})
-}
-
-// resendAll writes the whole outbox again, in order.
-func (d *device) resendAll() {
-	d.held = false
-	for _, p := range d.outbox {
-		if !d.online {
+	for len(data) > 0 && s.c.phase == open {
+		frame, n := cutFrame(data)
+		if n == 0 || !s.raw(frame) {
+			s.c.drop(errors.New("a frame cannot be read"))
 			return
 		}
-		d.writeSend(p)
+		data = data[n:]
 	}
 }
 
-func (d *device) message(data []byte) {
-	_ = protocol.DecodeServerEnvelope(d.enc, data, protocol.ClientLimits(), func(f *clientv1.ServerFrame) error {
-		d.frame(f)
-		return nil
-	})
+// raw takes a frame in binary form; false if it is broken.
+func (s *session) raw(frame []byte) bool {
+	h := s.d.h
+	id, kind, body := head(frame)
+	switch {
+	case kind == kindSendAck && h.answer.parse(body):
+		s.d.out.answered(id, &h.answer)
+	case kind == kindDeliver && eachEntry(body, &h.entry, s.entry):
+	case kind != 0:
+		return false
+	default:
+		f := new(clientv1.ServerFrame)
+		if proto.Unmarshal(frame, f) != nil {
+			return false
+		}
+		s.decoded(f)
+	}
+	return true
 }
 
-func (d *device) frame(f *clientv1.ServerFrame) {
+func (s *session) entry(conv []byte, e *entryIn) {
+	if s.c.phase == open {
+		s.d.in.delivered(s.d.in.conv(conv), e)
+	}
+}
+
+// decoded takes a frame that came through the generated code.
+func (s *session) decoded(f *clientv1.ServerFrame) {
+	d := s.d
 	switch k := f.Kind.(type) {
 	case *clientv1.ServerFrame_SendAck:
-		d.sendAck(f.Id, k.SendAck)
+		d.h.answer.from(k.SendAck)
+		d.out.answered(f.Id, &d.h.answer)
 	case *clientv1.ServerFrame_Deliver:
 		for _, e := range k.Deliver.Entries {
-			d.delivered(k.Deliver.ConversationId, e)
+			d.h.entry.from(e)
+			s.entry([]byte(k.Deliver.ConversationId), &d.h.entry)
 		}
+	case *clientv1.ServerFrame_Welcome:
+		s.answer(f)
+		s.welcomed(k.Welcome)
 	case *clientv1.ServerFrame_Ping:
-		d.write(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
-	case *clientv1.ServerFrame_Bye:
-		d.byeReason = k.Bye.Reason
+		s.write(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
 	case *clientv1.ServerFrame_Head:
-		if d.onHead != nil {
-			d.onHead(k.Head)
-		}
-	case *clientv1.ServerFrame_Receipt:
-		if f.Id == 0 && d.onReceipt != nil {
-			d.onReceipt(k.Receipt)
-		}
-	}
-	if f.Id != 0 {
-		if a := d.answers[f.Id]; a != nil {
-			delete(d.answers, f.Id)
-			a(f)
-		}
+		d.in.head(k.Head)
+	case *clientv1.ServerFrame_Drain:
+		d.drain(s, k.Drain)
+	case *clientv1.ServerFrame_Bye:
+		s.bye = k.Bye
+	default:
+		s.answer(f)
 	}
 }
 
-func (d *device) sendAck(id uint32, a *clientv1.SendAck) {
-	p := d.byFrame[id]
-	delete(d.byFrame, id)
-	if p == nil || (p.frameID != id && a.Status != clientv1.Ack_ACK_OK) {
-		return // of an earlier copy
-	}
-	if a.Status == clientv1.Ack_ACK_RETRY || a.Status == clientv1.Ack_ACK_UNSPECIFIED {
-		d.refused(p, a)
-		return
-	}
-	for i, q := range d.outbox {
-		if q == p {
-			d.outbox = append(d.outbox[:i], d.outbox[i+1:]...)
-			p.done(p, a)
+// answer ends the wait of a request.
+func (s *session) answer(f *clientv1.ServerFrame) {
+	for i := range s.asked {
+		if r := s.asked[i]; f.Id != 0 && r.id == f.Id {
+			s.asked = append(s.asked[:i], s.asked[i+1:]...)
+			r.done(f)
 			return
 		}
 	}
 }
 
-// refused waits as told and then sends the whole outbox again, in order.
-func (d *device) refused(p *pending, a *clientv1.SendAck) {
-	if d.held {
+// welcomed makes the session the one that is written to.
+func (s *session) welcomed(w *clientv1.Welcome) {
+	d := s.d
+	if s.welcome {
 		return
 	}
-	d.held = true
-	wait := time.Duration(a.GetError().GetRetryAfterMs()) * time.Millisecond
-	wait = min(max(wait, 10*time.Millisecond<<min(p.tries, 6)), retryCap)
-	c := d.c
-	d.l.at(d.l.now.Add(wait), func() {
-		if d.c == c && d.held {
-			d.resendAll()
+	s.welcome = true
+	if w.PingIntervalMs > 0 && w.PongTimeoutMs > 0 {
+		s.quiet = time.Duration(w.PingIntervalMs+w.PongTimeoutMs) * time.Millisecond
+	}
+	old := d.cur
+	d.cur, d.next, d.since = s, nil, d.h.l.now
+	d.welcomed++
+	if old != nil {
+		d.h.rec.disconnect(d, "moved")
+		old.retire()
+	}
+	d.h.rec.connect(d, w.DataEpoch)
+	d.in.connected(w.DataEpoch, s.syncing)
+	d.out.reconnected()
+	d.keepToken(s, time.Duration(w.TokenExpireMs-w.ServerTimeMs)*time.Millisecond)
+	if d.onUp != nil {
+		d.onUp(d.h.l.now - s.dialed)
+	}
+}
+
+// retire closes a session that another one has replaced.
+func (s *session) retire() {
+	s.c.onClose = nil
+	s.c.flush()
+	s.c.drop(errOver)
+	s.abandon()
+}
+
+// abandon answers the requests that nobody will answer any more.
+func (s *session) abandon() {
+	asked := s.asked
+	s.asked = nil
+	for _, r := range asked {
+		r.done(nil)
+	}
+}
+
+// tokenLife is the share of a token's life after which it is replaced.
+const tokenLife = 0.8
+
+// keepToken replaces the token before it expires.
+func (d *device) keepToken(s *session, life time.Duration) {
+	if life <= 0 || d.h.fresh == nil {
+		return
+	}
+	d.h.l.after(time.Duration(float64(life)*tokenLife), func() {
+		if d.cur != s {
+			return
+		}
+		d.h.fresh(d, func(token string, err error) {
+			if err != nil || d.cur != s {
+				return // it will be told to get one when this one expires
+			}
+			d.token = token
+			s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_RefreshToken{RefreshToken: &clientv1.RefreshToken{Token: token}}}, func(f *clientv1.ServerFrame) {
+				if r := f.GetRefreshResult(); r != nil && d.cur == s {
+					d.keepToken(s, time.Duration(r.TokenExpireMs-time.Now().UnixMilli())*time.Millisecond)
+				}
+			})
+		})
+	})
+}
+
+// drain moves to another connection when told to, while this one still works.
+func (d *device) drain(s *session, f *clientv1.Drain) {
+	if !d.comesBack || d.cur != s {
+		return
+	}
+	d.h.l.after(time.Duration(f.ReconnectAfterMs)*time.Millisecond, func() {
+		if d.cur == s {
+			d.attempt++ // another address, if there are several
+			d.join()
 		}
 	})
 }
 
-// delivered counts an entry toward the next ack frame.
-func (d *device) delivered(conv string, e *clientv1.Entry) {
-	s := d.unacked[conv]
-	if s == nil {
-		s = &ackState{acked: e.PrevSeq, have: e.PrevSeq}
-		d.unacked[conv] = s
+// lost takes note that a connection has ended, or could not be opened.
+func (d *device) lost(s *session, code int, err error) {
+	reason, pause, stop := verdict(s.bye, code, err)
+	if s == d.next {
+		d.next = nil
 	}
-	fresh := e.Seq > s.have
-	s.have = max(s.have, e.Seq)
-	if fresh && d.onEntry != nil {
-		d.onEntry(conv, e)
+	if s == d.cur {
+		d.cur = nil
+		if d.h.l.now-d.since >= protocol.ClientTimeout {
+			d.attempt = 0
+		}
+		d.h.rec.disconnect(d, reason)
+		d.out.lost()
+		d.in.lost()
 	}
-	d.due++
-	switch {
-	case d.due >= ackEvery:
-		d.ack()
-	case !d.ackSet:
-		d.ackSet = true
-		c := d.c
-		d.l.at(d.l.now.Add(ackAfter), func() {
-			if d.c == c {
-				d.ack()
+	s.abandon()
+	if stop || !d.comesBack {
+		d.ended = true
+	}
+	if d.onDown != nil {
+		d.onDown(reason, err)
+	}
+	if !d.ended && d.cur == nil && d.next == nil && !d.waiting {
+		d.comeBack(reason, pause)
+	}
+}
+
+// comeBack joins again after a pause: as told, else by the rules for a device
+// that lost its connection.
+func (d *device) comeBack(reason string, pause time.Duration) {
+	d.waiting = true
+	again := func() {
+		if pause == 0 && !d.atOnce {
+			longest := backoffCap(d.attempt)
+			if d.h.longest > 0 {
+				longest = min(longest, d.h.longest)
 			}
-		})
-	}
-}
-
-// ack acknowledges everything held so far, in one frame.
-func (d *device) ack() {
-	d.due, d.ackSet = 0, false
-	a := &clientv1.DeliveryAck{}
-	for conv, s := range d.unacked {
-		if s.have > s.acked {
-			a.Ranges = append(a.Ranges, &clientv1.AckRange{ConversationId: conv, AfterSeq: s.acked, Seq: s.have})
-			s.acked = s.have
+			pause = time.Duration(d.h.rng.Int64N(int64(longest))) + 1
 		}
+		d.attempt++
+		d.h.l.after(pause, d.join)
 	}
-	if len(a.Ranges) > 0 && d.online {
-		d.write(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Ack{Ack: a}})
+	if reason != protocol.ReasonTokenExpired || d.h.fresh == nil {
+		again()
+		return
 	}
-}
-
-// newUUID makes a random UUID, version 4.
-func newUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:])
-	b[6], b[8] = b[6]&15|64, b[8]&63|128
-	var out [36]byte
-	hex.Encode(out[:8], b[:4])
-	hex.Encode(out[9:13], b[4:6])
-	hex.Encode(out[14:18], b[6:8])
-	hex.Encode(out[19:23], b[8:10])
-	hex.Encode(out[24:], b[10:])
-	out[8], out[13], out[18], out[23] = '-', '-', '-', '-'
-	return string(out[:])
-}
-
-// textOf is a content whose text has n bytes and begins with the time it
-// should have left, so that the receiver knows how long it took.
-func textOf(intended time.Time, n int) *clientv1.Content {
-	text := make([]byte, max(n, stampLen))
-	for i := range text {
-		text[i] = 'x'
-	}
-	ns := uint64(intended.UnixNano())
-	for i := stampLen - 1; i >= 0; i-- {
-		text[i] = "0123456789abcdef"[ns&15]
-		ns >>= 4
-	}
-	return &clientv1.Content{Value: &clientv1.Content_Text{Text: string(text)}}
-}
-
-const stampLen = 16
-
-// stampOf reads the time of textOf; false if there is none.
-func stampOf(c *clientv1.Content) (time.Time, bool) {
-	t := c.GetText()
-	if len(t) < stampLen {
-		return time.Time{}, false
-	}
-	var ns uint64
-	for i := range stampLen {
-		switch b := t[i]; {
-		case b >= '0' && b <= '9':
-			ns = ns<<4 | uint64(b-'0')
-		case b >= 'a' && b <= 'f':
-			ns = ns<<4 | uint64(b-'a'+10)
-		default:
-			return time.Time{}, false
+	d.h.fresh(d, func(token string, err error) {
+		if err == nil {
+			d.token = token
 		}
+		again()
+	})
+}
+
+// Bounds of the pause before a device comes back.
+const (
+	backoffBase = 500 * time.Millisecond
+	backoffMax  = 30 * time.Second
+)
+
+func backoffCap(attempt int) time.Duration { return min(backoffBase<<min(attempt, 6), backoffMax) }
+
+// verdict says why a connection ended, how long to wait before the next one (0
+// = not told), and whether there should be none.
+func verdict(bye *clientv1.Bye, code int, err error) (reason string, pause time.Duration, stop bool) {
+	var refused *upgradeError
+	var own *lossError
+	switch {
+	case bye != nil:
+		return bye.Reason, time.Duration(bye.RetryAfterMs) * time.Millisecond, !bye.Reconnect
+	case errors.As(err, &refused):
+		return fmt.Sprintf("http_%d", refused.status), refused.after, refused.status == 400 || refused.status == 401 || refused.status == 403
+	case errors.As(err, &own):
+		return own.reason, 0, false
+	case code != 0:
+		if reason = protocol.ReasonOf(code); reason == "" {
+			reason = fmt.Sprintf("close_%d", code)
+		}
+		return reason, 0, !protocol.Reconnect(code)
 	}
-	return time.Unix(0, int64(ns)), true
+	return "connection_lost", 0, false
+}
+
+// lossError is why a device gave a connection up.
+type lossError struct{ reason, text string }
+
+func (e *lossError) Error() string { return e.text + ": " + e.reason }
+
+// check gives up connections that have been silent, or without an answer, for
+// too long. It is called about once a second.
+func (d *device) check() {
+	now := d.h.l.now
+	if s := d.next; s != nil && now-s.dialed > protocol.ClientTimeout {
+		s.c.drop(&lossError{"no_welcome", "no sign of life"})
+	}
+	s := d.cur
+	switch {
+	case s == nil:
+	case s.quiet > 0 && now-s.c.read > s.quiet:
+		s.c.drop(&lossError{"silence", "no sign of life"})
+	case len(s.asked) > 0 && now-s.asked[0].at > protocol.ClientTimeout, d.out.overdue(now):
+		s.c.drop(&lossError{"no_answer", "no sign of life"})
+	}
 }

@@ -1,22 +1,27 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 )
 
 // Result is what one run measured.
 type Result struct {
 	Scenario   string             `json:"scenario"`
+	Began      string             `json:"began"` // RFC 3339
+	Ended      string             `json:"ended"` // empty = as planned; else why it ended before
 	Machine    Machine            `json:"machine"`
-	Server     string             `json:"server_version"`
+	Server     string             `json:"server_version"` // empty = not known
 	Client     string             `json:"client_version"`
 	Encoding   string             `json:"encoding"`
 	Seed       uint64             `json:"seed"`
@@ -26,14 +31,20 @@ type Result struct {
 	Achieved   float64            `json:"achieved_per_second"`
 	Operations int64              `json:"operations"`
 	Deliveries int64              `json:"deliveries"`
-	Latency    map[string]Latency `json:"latency"`        // by what was measured: ack, deliver, connect, ...
-	Errors     map[string]int64   `json:"errors"`         // by reason
-	Processes  []Process          `json:"processes"`      // the server's, as far as they are on this machine
-	ClientCPU  float64            `json:"client_cpu_s"`   // of this process, in the measured part
-	Share      float64            `json:"client_share"`   // client / (client + server); 0 if the server is elsewhere
-	PerOp      float64            `json:"server_us_each"` // server CPU per operation, microseconds
-	Series     []Sample           `json:"series"`         // one a second
-	LimitsOff  bool               `json:"limits_off"`     // the server's rate limits were lifted
+	Delivered  float64            `json:"deliveries_per_second"`
+	Entries    int64              `json:"entries,omitempty"` // read with pages
+	Latency    map[string]Latency `json:"latency"`           // by what was measured: ack, deliver, connect, ...
+	Primary    string             `json:"primary"`           // the one that Series and comparisons are about
+	Errors     map[string]int64   `json:"errors"`            // by reason
+	Failed     int64              `json:"failed"`            // operations without success
+	Processes  []Process          `json:"processes"`         // the server's, as far as they are on this machine
+	ClientCPU  float64            `json:"client_cpu_s"`      // of this process, in the measured part
+	ClientEach float64            `json:"client_us_each"`    // the same per operation, microseconds
+	Share      float64            `json:"client_share"`      // client / (client + server); 0 if the server is elsewhere
+	PerOp      float64            `json:"server_us_each"`    // server CPU per operation, microseconds
+	Series     []Sample           `json:"series"`            // one a second
+	LimitsOff  bool               `json:"limits_off"`        // the server's rate limits were lifted
+	Recorded   string             `json:"recorded,omitempty"`
 }
 
 // Machine is where the run took place.
@@ -42,25 +53,36 @@ type Machine struct {
 	Model  string `json:"model"`
 	Memory int64  `json:"memory_bytes"`
 	Kernel string `json:"kernel"`
+	Go     string `json:"go"`
 }
 
-// Latency is a distribution, in milliseconds.
+// Latency is a distribution, in milliseconds. What had no answer at the end is
+// in it with the time it had waited.
 type Latency struct {
-	Count int64   `json:"count"`
-	Mean  float64 `json:"mean_ms"`
-	P50   float64 `json:"p50_ms"`
-	P90   float64 `json:"p90_ms"`
-	P99   float64 `json:"p99_ms"`
-	P999  float64 `json:"p999_ms"`
-	Max   float64 `json:"max_ms"`
+	Count       int64        `json:"count"`
+	Mean        float64      `json:"mean_ms"`
+	P50         float64      `json:"p50_ms"`
+	P90         float64      `json:"p90_ms"`
+	P99         float64      `json:"p99_ms"`
+	P999        float64      `json:"p999_ms"`
+	Max         float64      `json:"max_ms"`
+	Percentiles []Percentile `json:"percentiles"`
 }
 
-// Sample is one second of a run.
+// Percentile is one point of a distribution.
+type Percentile struct {
+	Q  float64 `json:"q"` // 0 to 100
+	Ms float64 `json:"ms"`
+}
+
+// Sample is one second of a run; its latencies are of what ended in it.
 type Sample struct {
-	Second int     `json:"second"`
-	Ops    int64   `json:"operations"`
-	P50    float64 `json:"p50_ms"`
-	P99    float64 `json:"p99_ms"`
+	Second     int     `json:"second"`
+	Ops        int64   `json:"operations"`
+	Deliveries int64   `json:"deliveries"`
+	P50        float64 `json:"p50_ms"`
+	P99        float64 `json:"p99_ms"`
+	Max        float64 `json:"max_ms"`
 }
 
 // Process is one server process.
@@ -74,43 +96,102 @@ type Process struct {
 	BytesPerCon float64 `json:"bytes_per_con"` // growth per connection; connect only
 }
 
-// recorder collects latencies: in all, and by second.
-type recorder struct {
-	all    *hdrhistogram.Histogram
-	second *hdrhistogram.Histogram
+// result puts together what was measured. why is nil if the run ended as
+// planned.
+func (r *runner) result(why error) *Result {
+	res := &Result{
+		Scenario: r.o.Scenario, Began: time.Now().Add(-time.Since(r.l.base)).UTC().Format(time.RFC3339), Machine: thisMachine(),
+		Encoding: r.o.Encoding.String(), Seed: r.o.Seed, Options: r.o.told(), Seconds: r.took, Offered: r.o.Rate, Operations: r.ops,
+		Deliveries: r.deliveries, Entries: r.entries, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
+		ClientCPU: r.ownCPU, Processes: r.processes, Series: r.series,
+	}
+	if why != nil {
+		res.Ended = why.Error()
+		if errors.Is(why, context.Canceled) {
+			res.Ended = "interrupted"
+		}
+	}
+	if r.took > 0 {
+		res.Achieved, res.Delivered = float64(r.ops)/r.took, float64(r.deliveries)/r.took
+	}
+	for name, rec := range r.latencies {
+		if rec.all.TotalCount() > 0 {
+			res.Latency[name] = rec.latency()
+		}
+		if rec == r.primary {
+			res.Primary = name
+		}
+	}
+	r.shares(res)
+	return res
 }
 
-func newRecorder() *recorder {
-	mk := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(10*time.Minute/time.Microsecond), 3) }
-	return &recorder{mk(), mk()}
+// shares fills in who used the processor.
+func (r *runner) shares(res *Result) {
+	server, ops := 0.0, float64(r.ops)
+	for i := range res.Processes {
+		p := &res.Processes[i]
+		server += p.CPU
+		if ops > 0 {
+			p.PerOp = p.CPU * 1e6 / ops
+		}
+		if r.o.Scenario == "connect" {
+			p.BytesPerCon = float64(p.RSSAfter-p.RSSBefore) / float64(r.o.Conns)
+		}
+	}
+	if ops > 0 {
+		res.ClientEach, res.PerOp = r.ownCPU*1e6/ops, server*1e6/ops
+	}
+	if server > 0 {
+		res.Share = r.ownCPU / (r.ownCPU + server)
+	}
 }
 
-func (r *recorder) add(d time.Duration) {
-	us := max(int64(d/time.Microsecond), 1)
-	_ = r.all.RecordValue(us)
-	_ = r.second.RecordValue(us)
+// told is the options as a result names them: those that count in the scenario.
+func (o *Options) told() map[string]any {
+	m := map[string]any{"conns": o.Conns, "users": o.Users, "duration_s": o.Duration.Seconds()}
+	set := func(name string, v any, in ...string) {
+		if len(in) == 0 || slices.Contains(in, o.Scenario) {
+			m[name] = v
+		}
+	}
+	if o.Rate > 0 {
+		set("rate", o.Rate, "send", "fanout", "history", "sync", "mix")
+	} else {
+		set("outstanding", max(o.Outstanding, 1), "send", "fanout", "history", "sync", "mix")
+	}
+	set("warmup_s", o.Warmup.Seconds(), "send", "fanout", "history", "sync", "mix")
+	set("size", o.Size, "send", "fanout", "history", "sync", "resume", "mix")
+	set("page", o.Page, "history", "mix")
+	set("entries", o.Entries, "history")
+	set("conversations", o.Conversations, "sync", "resume")
+	set("group_size", o.GroupSize, "mix")
+	set("mix", o.Mix, "mix")
+	set("at_once", o.AtOnce, "resume")
+	if o.Reconnect {
+		m["reconnect"] = true
+	}
+	if o.Record != nil {
+		m["record"] = true
+	}
+	if n := len(o.Sources); n > 0 {
+		m["sources"] = n
+	}
+	return m
 }
 
-func (r *recorder) reset() { r.all.Reset(); r.second.Reset() }
-
-// sample closes the current second.
-func (r *recorder) sample(n int) Sample {
-	s := Sample{n, r.second.TotalCount(), ms(r.second, 50), ms(r.second, 99)}
-	r.second.Reset()
-	return s
-}
-
-func (r *recorder) latency() Latency {
-	return Latency{r.all.TotalCount(), r.all.Mean() / 1000, ms(r.all, 50), ms(r.all, 90), ms(r.all, 99), ms(r.all, 99.9), float64(r.all.Max()) / 1000}
-}
-
-func ms(h *hdrhistogram.Histogram, q float64) float64 {
-	return float64(h.ValueAtQuantile(q)) / 1000
+// LatencyNames are the names of the latencies, the primary one first.
+func (r *Result) LatencyNames() []string {
+	names := slices.Sorted(maps.Keys(r.Latency))
+	if i := slices.Index(names, r.Primary); i > 0 {
+		names = slices.Insert(slices.Delete(names, i, i+1), 0, r.Primary)
+	}
+	return names
 }
 
 // thisMachine describes where we run.
 func thisMachine() Machine {
-	m := Machine{CPUs: runtime.NumCPU()}
+	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version()}
 	if raw, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		for line := range strings.Lines(string(raw)) {
 			if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {

@@ -1,127 +1,190 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // connectOnly opens all connections and keeps them idle for the duration; an
 // operation is one connection.
 func (r *runner) connectOnly() error {
+	r.primary = r.connecting
 	r.begin()
-	if err := r.connectAll(r.o.Conns, func(*device, int) {}); err != nil {
+	r.end = time.Duration(1<<63 - 1)
+	if err := r.connectAll(r.o.Conns, nil); err != nil {
 		return err
 	}
-	r.ops = int64(r.o.Conns)
-	err := r.l.run(time.Now().Add(r.o.Duration))
+	r.ops = r.connecting.all.TotalCount()
+	_, err := r.wait("hold", r.o.Duration, func() bool { return false })
 	r.finish()
 	return err
 }
 
-// pairs lets the first half of the devices write to the second half, each to
-// its own partner; an operation is one acknowledged message.
-func (r *runner) pairs() error {
-	n := r.o.Conns / 2
-	if n < 1 {
-		return errors.New("send wants at least 2 devices")
-	}
-	err := r.connectAll(2*n, func(d *device, i int) {
-		if i >= n {
-			d.onEntry = r.received
-		}
-	})
-	if err != nil {
-		return err
-	}
-	for i := range n {
-		d, to := r.devices[i], r.user(n+i)
-		r.drive(d, float64(n), func(at time.Time) *clientv1.Send {
-			return &clientv1.Send{To: &clientv1.Send_ToUser{ToUser: to}, Content: textOf(at, r.o.Size)}
+// sendTo makes the operation of sending into a lane; it ends with the answer.
+func (r *runner) sendTo(rec *recorder, pick func(s *source) *lane) func(*source, time.Duration) {
+	return func(s *source, at time.Duration) {
+		s.d.out.send(pick(s), at, func(p *send, a *ackIn) {
+			if a.status == clientv1.Ack_ACK_OK {
+				r.done(rec, p.intended)
+			} else {
+				r.fail(string(a.reason))
+			}
+			s.ended()
 		})
 	}
-	if err := r.measure(); err != nil {
+}
+
+// ask makes a request of a device; it fails the operation unless got says that
+// the answer is what was asked for.
+func (r *runner) ask(s *source, at time.Duration, rec *recorder, f *clientv1.ClientFrame, got func(*clientv1.ServerFrame) bool) {
+	s.d.cur.request(f, func(a *clientv1.ServerFrame) {
+		switch {
+		case a == nil:
+			r.late("unanswered", rec, at)
+			r.open--
+		case got(a):
+			r.done(rec, at)
+		default:
+			r.fail(reasonOf(a))
+		}
+		s.ended()
+	})
+}
+
+func reasonOf(f *clientv1.ServerFrame) string {
+	if reason := f.GetError().GetReason(); reason != "" {
+		return reason
+	}
+	return "another answer"
+}
+
+// sendPairs lets the first half of the users write to the second half, each to
+// its own partner; an operation is one acknowledged message.
+func (r *runner) sendPairs() error {
+	n := r.o.Users / 2
+	if n < 1 {
+		return errors.New("send wants at least 2 users")
+	}
+	for i := range n {
+		r.pair(r.user(i), r.user(n+i))
+	}
+	if err := r.connectAll(r.o.Conns, nil); err != nil {
 		return err
 	}
-	return r.l.run(time.Now().Add(min(settle, r.o.Duration)))
+	var senders []*device
+	for _, d := range r.devices {
+		if d.i%r.o.Users < n {
+			senders = append(senders, d)
+		}
+	}
+	for _, d := range senders {
+		to := d.out.lane("", r.user(n+d.i%r.o.Users))
+		r.drive(d, len(senders), sendWindow, r.primary, r.sendTo(r.primary, func(*source) *lane { return to }))
+	}
+	return r.measure()
 }
 
 // fanout lets the first device write to a group in which all are online; an
 // operation is one acknowledged message.
-func (r *runner) fanout(ctx context.Context) error {
-	if r.o.Conns < 2 || r.o.Group == nil {
-		return errors.New("fanout wants at least 2 devices and a way to make a group")
+func (r *runner) fanout() error {
+	if r.o.Users < 2 || r.o.Group == nil {
+		return errors.New("fanout wants at least 2 users and a way to make a group")
 	}
-	var members []string
-	for i := range r.o.Conns {
-		members = append(members, r.user(i))
+	var users []string
+	for i := range r.o.Users {
+		users = append(users, r.user(i))
 	}
-	conv, err := r.o.Group(ctx, members[0], members[1:])
+	conv, err := r.o.Group(r.ctx, users[0], users[1:])
 	if err != nil {
 		return fmt.Errorf("make the group: %w", err)
 	}
-	if err := r.connectAll(r.o.Conns, func(d *device, _ int) { d.onEntry = r.received }); err != nil {
+	r.join(conv, users...)
+	if err := r.connectAll(r.o.Conns, func(d *device) { d.in.large = r.o.Users > protocol.LargeGroup }); err != nil {
 		return err
 	}
-	r.drive(r.devices[0], 1, func(at time.Time) *clientv1.Send {
-		return &clientv1.Send{To: &clientv1.Send_ConversationId{ConversationId: conv}, Content: textOf(at, r.o.Size)}
-	})
-	if err := r.measure(); err != nil {
-		return err
-	}
-	return r.l.run(time.Now().Add(min(settle, r.o.Duration)))
+	d := r.devices[0]
+	to := d.out.lane(conv, "")
+	r.drive(d, 1, sendWindow, r.primary, r.sendTo(r.primary, func(*source) *lane { return to }))
+	return r.measure()
 }
 
-// received counts a delivery and how long it took from the intended send time.
-func (r *runner) received(_ string, e *clientv1.Entry) {
-	if at, ok := stampOf(e.Content); ok && r.measuring && at.After(r.began) {
-		r.deliveries++
-		r.deliver.add(r.l.now.Sub(at))
-	}
-}
-
-// drive makes d send: as fast as its answers come with Outstanding in flight,
-// or at its part of the rate, counted from the time each message should have
-// left, however late the client or the server was.
-func (r *runner) drive(d *device, senders float64, make func(at time.Time) *clientv1.Send) {
-	done := func(p *pending, a *clientv1.SendAck) {
-		if a.Status != clientv1.Ack_ACK_OK {
-			r.errors[a.GetError().GetReason()]++
-			return
-		}
-		if r.measuring {
-			r.ops++
-			r.ack.add(r.l.now.Sub(p.intended))
-		}
-	}
-	if r.o.Rate <= 0 {
-		var next func(p *pending, a *clientv1.SendAck)
-		next = func(p *pending, a *clientv1.SendAck) {
-			done(p, a)
-			if r.measuring || r.began.IsZero() {
-				now := time.Now()
-				d.send(make(now), now, next)
+// fill writes messages and waits until all are stored and delivered: each
+// device n into each of its lanes.
+func (r *runner) fill(n int, lanes func(d *device) []*lane) error {
+	left := 0
+	done := func(*send, *ackIn) { left-- }
+	total := 0
+	for _, d := range r.devices {
+		for _, l := range lanes(d) {
+			left += n
+			for range n {
+				d.out.send(l, r.l.now, done)
 			}
 		}
-		for range max(r.o.Outstanding, 1) {
-			now := time.Now()
-			d.send(make(now), now, next)
-		}
-		return
 	}
-	gap := time.Duration(senders / r.o.Rate * float64(time.Second))
-	due := time.Now().Add(time.Duration(r.rng.Float64() * float64(gap)))
-	var fire func()
-	fire = func() {
-		if !r.measuring && !r.began.IsZero() {
-			return
-		}
-		d.send(make(due), due, done)
-		due = due.Add(gap)
-		r.l.at(due, fire)
+	total = max(left, 1)
+	r.toFill = func() float64 { return float64(total-left) / float64(total) }
+	ok, err := r.wait("fill", fillLimit, func() bool { return left == 0 && r.l.now-r.lastSeen > quiet })
+	r.toFill = nil
+	if err == nil && !ok {
+		err = fmt.Errorf("%d of %d messages are stored after %v%s", total-left, total, fillLimit, r.why())
 	}
-	r.l.at(due, fire)
+	return err
+}
+
+// fillLimit is how long writing what a scenario reads may take.
+const fillLimit = 10 * time.Minute
+
+// readHistory reads pages of conversations, at places chosen at random, half of
+// them backward; an operation is one page.
+func (r *runner) readHistory() error {
+	n := r.o.Users / 2
+	if n < 1 {
+		return errors.New("history wants at least 2 users")
+	}
+	entries := max(r.o.Entries, 1)
+	for i := range n {
+		r.pair(r.user(i), r.user(n+i))
+	}
+	if err := r.connectAll(r.o.Conns, nil); err != nil {
+		return err
+	}
+	partner := func(d *device) string { return r.user((d.i%r.o.Users + n) % (2 * n)) }
+	err := r.fill(entries, func(d *device) []*lane {
+		if d.i >= n {
+			return nil
+		}
+		return []*lane{d.out.lane("", partner(d))}
+	})
+	if err != nil {
+		return err
+	}
+	r.primary = r.recorder("page")
+	for _, d := range r.devices {
+		if d.i%r.o.Users >= 2*n {
+			continue // an odd one without a partner
+		}
+		conv := protocol.DirectID(d.user, partner(d))
+		r.drive(d, len(r.devices), requestWindow, r.primary, func(s *source, at time.Duration) {
+			r.ask(s, at, r.primary, r.randomPage(conv, int64(entries)), func(a *clientv1.ServerFrame) bool {
+				p := a.GetHistoryResult().GetPage()
+				r.entries += int64(len(p.GetEntries()))
+				return p != nil
+			})
+		})
+	}
+	return r.measure()
+}
+
+// randomPage asks for a page of a conversation that has n entries.
+func (r *runner) randomPage(conv string, n int64) *clientv1.ClientFrame {
+	at := r.rng.Int64N(max(n, 1))
+	if r.rng.IntN(2) == 0 {
+		return historyFrame(conv, at, 0, false, r.o.Page)
+	}
+	return historyFrame(conv, 0, at+2, true, r.o.Page)
 }

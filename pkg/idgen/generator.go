@@ -11,6 +11,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -33,7 +34,7 @@ var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 5 * time.Second}
 type Deps struct {
 	Leaser control.WorkerLeaser
 	Marks  store.Workers
-	Clock  func() time.Time // nil = time.Now
+	Clock  func() time.Time // nil = the wall clock
 	Log    *zap.Logger
 }
 
@@ -71,7 +72,7 @@ type holding struct {
 // New makes a Generator; it makes no call.
 func New(d Deps) *Generator {
 	if d.Clock == nil {
-		d.Clock = time.Now
+		d.Clock = failpoint.Now
 	}
 	began := time.Now()
 	return &Generator{

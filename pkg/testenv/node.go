@@ -88,6 +88,12 @@ func (n *Node) Begin(t testing.TB) {
 	n.Start()
 }
 
+// Try is Begin for a node that may not become ready: it does not wait.
+func (n *Node) Try(t testing.TB) error {
+	n.t = t
+	return n.Launch()
+}
+
 // Start starts the process again after Kill or Stop, and waits until it is
 // ready.
 func (n *Node) Start() {

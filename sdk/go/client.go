@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/outbox"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -51,7 +52,7 @@ type Client struct {
 	ahead     time.Duration // of the server's clock
 	cur       *session
 	avail     chan struct{} // closed and replaced when cur or err changes
-	outbox    *outbox
+	outbox    *outbox.Outbox[*Outgoing]
 	convs     map[string]*conv
 	touched   uint64
 	full      map[string]bool // conversations named by a full answer so far
@@ -109,7 +110,7 @@ func newClient(url string, opts Options) (*Client, error) {
 		online:  make(chan struct{}),
 		device:  opts.Device,
 		avail:   make(chan struct{}),
-		outbox:  newOutbox(opts.OutboxLimit),
+		outbox:  outbox.New[*Outgoing](opts.OutboxLimit),
 		convs:   make(map[string]*conv),
 		subs:    make(map[*subscription]struct{}),
 	}
@@ -200,7 +201,7 @@ func (c *Client) Feature(name string) bool {
 func (c *Client) OutboxLen() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.outbox.len()
+	return c.outbox.Len()
 }
 
 // end ends the client for a reason that will not pass.
@@ -217,9 +218,9 @@ func (c *Client) end(err error) {
 
 // giveUp tells everybody who waits that the client has ended. The lock is held.
 func (c *Client) giveUp() {
-	for _, m := range c.outbox.all(func(*outMsg) bool { return true }) {
-		c.outbox.remove(m)
-		m.out.finish(Stored{}, c.err)
+	for _, m := range c.outbox.All(func(*outbox.Message[*Outgoing]) bool { return true }) {
+		c.outbox.Remove(m)
+		m.Value.finish(Stored{}, c.err)
 	}
 	c.announce()
 }
@@ -299,6 +300,13 @@ func (c *Client) tick(now time.Time) time.Time {
 	if at, ok := c.flushAcks(now, false); ok {
 		consider(at)
 	}
+	if !s.syncRetry.IsZero() {
+		if now.Before(s.syncRetry) {
+			consider(s.syncRetry)
+		} else {
+			c.sync(s, now)
+		}
+	}
 	if c.syncAgain && !s.syncing {
 		if now.Before(c.syncAt) {
 			consider(c.syncAt)
@@ -307,7 +315,7 @@ func (c *Client) tick(now time.Time) time.Time {
 		}
 	}
 	c.pump(now)
-	if at, ok := c.outbox.wakeAt(); ok && at.After(now) {
+	if at, ok := c.outbox.WakeAt(); ok && at.After(now) {
 		consider(at)
 	}
 	return next
@@ -328,7 +336,7 @@ func (c *Client) overdue(s *session, now time.Time, consider func(time.Time)) bo
 		}
 		consider(r.deadline)
 	}
-	if c.outbox.overdue(now) {
+	if c.outbox.Overdue(now) {
 		s.failLocked(lost("a send was not answered"))
 		return true
 	}
@@ -341,9 +349,9 @@ func (c *Client) pump(now time.Time) {
 	if s == nil || s.cause != nil || s.closing {
 		return
 	}
-	for m := c.outbox.next(now); m != nil; m = c.outbox.next(now) {
+	for m := c.outbox.Next(now); m != nil; m = c.outbox.Next(now) {
 		f := &clientv1.ClientFrame{}
 		id := s.request(f, nil)
-		f.Kind = &clientv1.ClientFrame_Send{Send: c.outbox.write(m, id, now)}
+		f.Kind = &clientv1.ClientFrame_Send{Send: c.outbox.Write(m, id, now)}
 	}
 }

@@ -117,6 +117,29 @@ func TestOrderOverRefusals(t *testing.T) {
 	})
 }
 
+// Why a message is refused for now is told to people who wait for it.
+func TestARefusalIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice", "bob")
+		busy := true
+		f.onSend = func(*fakeSession, *clientv1.Send) (*clientv1.Error, clientv1.Ack) {
+			if busy {
+				busy = false
+				return protocol.NewError(protocol.ReasonBusy, "later", time.Second), clientv1.Ack_ACK_RETRY
+			}
+			return nil, clientv1.Ack_ACK_OK
+		}
+		out := connect(t, f.options("alice")).Conversation("g_1").Send(Text("x"))
+		time.Sleep(500 * time.Millisecond)
+		if r := out.Refused(); r == nil || r.Reason != protocol.ReasonBusy || r.Message != "later" {
+			t.Errorf("refused with %v", r)
+		}
+		if _, err := out.Acked(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestRefusedForGood(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		alice := connect(t, f.options("alice"))
@@ -272,6 +295,22 @@ func TestSyncOverSeveralPages(t *testing.T) {
 		}
 		if got := len(connect(t, f.options("alice")).Conversations()); got != 8 {
 			t.Errorf("%d conversations, want 8", got)
+		}
+	})
+}
+
+// A server that cannot answer a sync now is asked again on the same session: a
+// client that came back instead would keep a storm of them going.
+func TestRefusedSyncIsAskedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "x")
+		f.refuseSyncs = 3
+		if got := len(connect(t, f.options("alice")).Conversations()); got != 1 {
+			t.Errorf("%d conversations, want 1", got)
+		}
+		if f.dials != 1 {
+			t.Errorf("%d connections, want 1", f.dials)
 		}
 	})
 }

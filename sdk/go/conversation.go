@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/outbox"
 	"github.com/imdhq/imd/sdk/go/protocol"
 	"github.com/imdhq/imd/sdk/go/timeline"
 )
@@ -171,11 +172,11 @@ func (c *Client) enqueue(s *clientv1.Send, out *Outgoing) *Outgoing {
 		out.finish(Stored{}, c.err)
 		return out
 	}
-	if waiting := c.outbox.byID[s.ClientMessageId]; waiting != nil {
-		return waiting.out
+	if waiting := c.outbox.Get(s.ClientMessageId); waiting != nil {
+		return waiting.Value
 	}
 	out.client = c
-	if !c.outbox.add(&outMsg{id: s.ClientMessageId, lane: out.ConversationID, send: s, out: out}) {
+	if !c.outbox.Add(&outbox.Message[*Outgoing]{ID: s.ClientMessageId, Conversation: out.ConversationID, Send: s, Value: out}) {
 		out.finish(Stored{}, ErrOutboxFull)
 		return out
 	}
@@ -198,12 +199,12 @@ func (c *Client) enqueue(s *clientv1.Send, out *Outgoing) *Outgoing {
 func (c *Client) withdraw(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.outbox.withdraw(id)
+	m := c.outbox.Withdraw(id)
 	if m == nil {
 		return
 	}
-	m.out.finish(Stored{}, ErrWithdrawn)
-	if cv := c.convs[m.lane]; cv != nil {
+	m.Value.finish(Stored{}, ErrWithdrawn)
+	if cv := c.convs[m.Conversation]; cv != nil {
 		cv.tl.Withdraw(id)
 		c.mark(cv)
 	}

@@ -46,6 +46,7 @@ type fakeServer struct {
 	lose        func() bool                                                        // a deliver is lost
 	breakAt     func() bool                                                        // the connection breaks around a send
 	headsOnly   bool
+	refuseSyncs int // answers so many with unavailable
 }
 
 type fakeLog struct {
@@ -207,7 +208,10 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 		f.acks = append(f.acks, k.Ack.Ranges...)
 	case *clientv1.ClientFrame_Sync:
 		f.syncs = append(f.syncs, k.Sync)
-		if !f.silent {
+		if f.refuseSyncs > 0 {
+			f.refuseSyncs--
+			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_Error{Error: protocol.NewError(protocol.ReasonUnavailable, "", 0)}})
+		} else if !f.silent {
 			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: f.sync(s.user, k.Sync)}})
 		}
 	case *clientv1.ClientFrame_Send:

@@ -2,6 +2,7 @@ package imd
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -26,11 +27,16 @@ type Outgoing struct {
 	// ConversationID is where it goes.
 	ConversationID string
 
-	client *Client
-	done   chan struct{} // closed once stored or err is set
-	stored Stored
-	err    error
+	client  *Client
+	done    chan struct{} // closed once stored or err is set
+	stored  Stored
+	err     error
+	refusal atomic.Pointer[Error]
 }
+
+// Refused is why the server last refused the message for now; nil if it never
+// did. The message is sent again by itself; this is for people who wait.
+func (o *Outgoing) Refused() *Error { return o.refusal.Load() }
 
 // Acked waits for the outcome. The error is an *Error if the server refused the
 // message for good, ErrWithdrawn, ErrOutboxFull, ErrClosed, what ended the

@@ -92,7 +92,7 @@ func (c *Client) welcome(s *session, w *clientv1.Welcome, now time.Time) {
 	for _, cv := range c.convs {
 		cv.tl.Connected()
 	}
-	c.outbox.reconnected()
+	c.outbox.Reconnected()
 	c.setState(Online, nil, 0)
 	c.pump(now)
 	close(s.ready)
@@ -126,8 +126,8 @@ func (c *Client) resync(s *session) {
 
 // refuse ends a message of the outbox.
 func (c *Client) refuse(id string, err error) {
-	if m := c.outbox.withdraw(id); m != nil {
-		m.out.finish(Stored{}, err)
+	if m := c.outbox.Withdraw(id); m != nil {
+		m.Value.finish(Stored{}, err)
 	}
 }
 
@@ -144,15 +144,15 @@ func (c *Client) sessionEnded(s *session) {
 	for _, cv := range c.convs {
 		cv.tl.Disconnected()
 	}
-	c.outbox.reconnected()
+	c.outbox.Reconnected()
 	signal(c.wake)
 }
 
 func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 	switch a.Status {
 	case clientv1.Ack_ACK_OK:
-		if m := c.outbox.stored(a.ClientMessageId); m != nil {
-			m.out.finish(storedByAck(a), nil)
+		if m := c.outbox.Stored(a.ClientMessageId); m != nil {
+			m.Value.finish(storedByAck(a), nil)
 		}
 		if c.opts.SendOnly {
 			break
@@ -161,18 +161,20 @@ func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
 		cv.noteLive(a.PrevSeq)
 		c.effects(cv, cv.tl.SendAck(c.ms(now), a))
 	case clientv1.Ack_ACK_FAIL:
-		m := c.outbox.failed(frameID)
+		m := c.outbox.Failed(frameID)
 		if m == nil {
 			return
 		}
 		err := fromWire(a.Error)
-		m.out.finish(Stored{}, err)
-		if cv := c.convs[m.lane]; cv != nil {
-			cv.tl.Fail(m.id, err.Reason)
+		m.Value.finish(Stored{}, err)
+		if cv := c.convs[m.Conversation]; cv != nil {
+			cv.tl.Fail(m.ID, err.Reason)
 			c.mark(cv)
 		}
 	default:
-		c.outbox.retry(frameID, a.Error, now)
+		if m := c.outbox.Retry(frameID, a.Error, now); m != nil && a.Error != nil {
+			m.Value.refusal.Store(fromWire(a.Error))
+		}
 	}
 	c.pump(now)
 }
@@ -192,9 +194,9 @@ func (c *Client) takeStored(cv *conv, entries []*clientv1.Entry) {
 		if e.ClientMessageId == "" || e.Sender != c.user {
 			continue
 		}
-		if m := c.outbox.byID[e.ClientMessageId]; m != nil && m.lane == cv.id {
-			c.outbox.stored(m.id)
-			m.out.finish(storedByEntry(cv.id, e), nil)
+		if m := c.outbox.Get(e.ClientMessageId); m != nil && m.Conversation == cv.id {
+			c.outbox.Stored(m.ID)
+			m.Value.finish(storedByEntry(cv.id, e), nil)
 		}
 	}
 }
@@ -218,7 +220,7 @@ const syncPause = 200 * time.Millisecond
 func (c *Client) sync(s *session, now time.Time) {
 	c.syncAgain = false
 	c.syncAt = now.Add(syncPause)
-	s.syncing = true
+	s.syncing, s.syncRetry = true, time.Time{}
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
@@ -230,6 +232,14 @@ func (c *Client) sync(s *session, now time.Time) {
 	}
 	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: f}}, func(_ *clientv1.ServerFrame, err error) {
 		if err == nil || errors.Is(err, errMoved) {
+			return
+		}
+		// Refused for now: the session stays, or many clients that come back at
+		// once would come back again and again.
+		var e *Error
+		if errors.As(err, &e) && e.Retryable && e.CloseCode == 0 {
+			s.syncRetry = time.Now().Add(e.RetryAfter + backoff(s.syncTries, 0))
+			s.syncTries++
 			return
 		}
 		// Without a sync there is no session worth having.
@@ -262,7 +272,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 			c.full[st.ConversationId] = true
 		}
 	}
-	c.syncToken = r.SyncToken
+	c.syncToken, s.syncTries = r.SyncToken, 0
 	if r.More {
 		c.sync(s, now)
 		return
@@ -283,7 +293,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 // something under way.
 func (c *Client) forget(named map[string]bool) {
 	for id, cv := range c.convs {
-		if named[id] || c.outbox.lanes[id] != nil || !cv.tl.Known() {
+		if named[id] || c.outbox.Busy(id) || !cv.tl.Known() {
 			continue
 		}
 		c.mark(cv)

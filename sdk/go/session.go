@@ -34,6 +34,8 @@ type session struct {
 	refreshAt time.Time     // when to ask for a new token; zero = not
 	cursors   map[string]int64
 	syncing   bool
+	syncRetry time.Time // when to ask again after a refused sync; zero = not
+	syncTries int       // refusals in a row
 	bye       *clientv1.Bye
 	cause     error // why it ended
 }

@@ -223,9 +223,23 @@ func TestSilentPeers(t *testing.T) {
 // Everything a connection held is given back, however it ends.
 func TestNothingLeaks(t *testing.T) {
 	const cycles = 400
-	n := testenv.Start(t)
+	n := testenv.Start(t, "--set", "gateway.ping_interval=1s", "--set", "gateway.pong_timeout=1s")
 	token, keep := n.Token("ann"), testenv.Login(t, n.URL(), protocol.Proto, n.Token("keep"), "d")
+	reader := n.Token("reader")
+	all := muchToRead(t, n, "reader")
 	endings := map[string]func(i int){
+		"reset during large answers": func(int) {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			_ = c.(*net.TCPConn).SetReadBuffer(4096)
+			_, _ = c.Write(append(frame(true, 1, hello(reader)), frame(true, 1, all)...))
+			_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if _, err := io.CopyN(io.Discard, br, 20_000); err != nil {
+				t.Errorf("nothing was written: %v", err)
+			}
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		},
 		"clean close": func(i int) {
 			testenv.Login(t, n.URL(), protocol.Encoding(i%2), n.Token("ann"), fmt.Sprint("d", i)).Close()
 		},
@@ -281,6 +295,22 @@ func TestNothingLeaks(t *testing.T) {
 			}
 		})
 	}
+	t.Run("half-open until the heartbeat ends it", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range cycles {
+			c := raw(t, n)
+			br := upgrade(t, c)
+			// Each is another user, so that none ends for another's sake.
+			_, _ = c.Write(frame(true, 1, hello(n.Token(fmt.Sprint("half", rand.Uint32())))))
+			wg.Go(func() {
+				if code := closeCode(c, br, 20*time.Second); code != 4002 {
+					t.Errorf("closed with %d", code)
+				}
+				c.Close()
+			})
+		}
+		wg.Wait()
+	})
 	deadline := time.Now().Add(60 * time.Second)
 	for {
 		after := level()
@@ -299,4 +329,19 @@ func TestNothingLeaks(t *testing.T) {
 	if f := keep.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: &clientv1.Sync{}}}); f.GetSyncResult() == nil {
 		t.Errorf("the one that stayed: %v", f)
 	}
+}
+
+// muchToRead sends half a megabyte to the user and returns the frames that ask
+// for several times that at once.
+func muchToRead(t *testing.T, n *testenv.Node, user string) (frames []byte) {
+	t.Helper()
+	c := testenv.Login(t, n.URL(), protocol.Proto, n.Token("writer"), "d")
+	var conv string
+	for range 40 {
+		conv = c.MustSend(testenv.ToUser(user, strings.Repeat("x", 12_000))).ConversationId
+	}
+	for i := range 10 {
+		frames = fmt.Appendf(frames, `{"id":%d,"history":{"conversationId":"%s","afterSeq":"%d","limit":500}}`+"\n", i+2, conv, 4*i)
+	}
+	return frames
 }

@@ -137,15 +137,19 @@ func TestR26FewDescriptors(t *testing.T) {
 				return err == nil
 			})
 			t.Logf("new ones are taken %v after some have gone", time.Since(began).Round(time.Millisecond))
-			closed := 0
+			var closed atomic.Int64
+			var wg sync.WaitGroup
 			for _, c := range mute(t, n, 300) {
-				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-				if _, err := c.Read(make([]byte, 1)); !os.IsTimeout(err) {
-					closed++
-				}
-				c.Close()
+				_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+				wg.Go(func() {
+					if _, err := c.Read(make([]byte, 1)); !os.IsTimeout(err) {
+						closed.Add(1)
+					}
+					c.Close()
+				})
 			}
-			if closed == 0 {
+			wg.Wait()
+			if closed.Load() == 0 {
 				t.Error("300 connections that say nothing may all stay")
 			}
 			close(stop)
@@ -171,76 +175,101 @@ func mute(t *testing.T, n *testenv.Node, count int) (all []net.Conn) {
 	return all
 }
 
-// 3,000 clients come back at once after a kill; all are in within 30 s, and
-// those who were first are served all the time.
+// 3,000 clients come at once, for the first time and again after a kill; all
+// are in within 30 s, and those who were first are served all the time.
 func TestR53AReconnectWave(t *testing.T) {
 	t.Parallel()
-	wave := 3000
-	if limit := descriptors(t); limit < 2*wave+500 { // both ends are on this machine
-		t.Fatalf("%d clients need more than the %d files that may be open", wave, limit)
+	const size = 3000
+	if limit := descriptors(t); limit < size+500 {
+		t.Fatalf("%d clients need more than the %d files that may be open", size, limit)
 	}
 	n := node(t)
-	n.Kill()
-	n.Start()
-	tokens := make([]string, wave)
+	tokens := make([]string, size)
 	for i := range tokens {
 		tokens[i] = n.Token(fmt.Sprint("w", i))
 	}
-	first := login(t, n, "first", "d")
-	stop, worst := make(chan struct{}), make(chan time.Duration, 1)
-	go func() {
-		slowest := []time.Duration{}
-		for {
-			select {
-			case <-stop:
-				worst <- nearlySlowest(slowest)
-				return
-			case <-time.After(10 * time.Millisecond):
-				began := time.Now()
-				if ack := first.Send(testenv.ToUser("friend", "x")); ack.Status == clientv1.Ack_ACK_OK {
-					slowest = append(slowest, time.Since(began))
+	for _, name := range []string{"new users", "after a kill"} {
+		w := &wave{t: t, base: n.URL(), tokens: tokens}
+		first := login(t, n, "first", "d")
+		stop, worst := make(chan struct{}), make(chan time.Duration, 1)
+		go func() {
+			var all []time.Duration
+			for {
+				select {
+				case <-stop:
+					worst <- nearlySlowest(all)
+					return
+				case <-time.After(10 * time.Millisecond):
+					began := time.Now()
+					if ack := first.Send(testenv.ToUser("friend", "x")); ack.Status == clientv1.Ack_ACK_OK {
+						all = append(all, time.Since(began))
+					}
 				}
 			}
+		}()
+		took := w.come()
+		close(stop)
+		slowest := <-worst
+		t.Logf("%s: %d clients in %v, %d refusals on the way, acks of one who was there within %v", name, w.in.Load(),
+			took.Round(time.Millisecond), w.refused.Load(), slowest.Round(time.Millisecond))
+		if w.in.Load() != size || took > 30*time.Second {
+			t.Errorf("%s: %d of %d were in after %v", name, w.in.Load(), size, took)
 		}
-	}()
+		// All clients share the processors with the server: where the wave takes
+		// longer, they have less.
+		if slowest > max(time.Second, took/6) {
+			t.Errorf("%s: one who was there waited %v", name, slowest)
+		}
+		n.Kill()
+		n.Start()
+	}
+}
+
+// wave is many clients who connect at once and wait as they are told.
+type wave struct {
+	t           *testing.T
+	base        string
+	tokens      []string
+	in, refused atomic.Int64
+}
+
+// come lets all connect and says how long it took until all were in.
+func (w *wave) come() time.Duration {
 	var wg sync.WaitGroup
-	var in, refused atomic.Int64
-	base := n.URL()
 	began := time.Now()
-	for i := range wave {
+	for _, token := range w.tokens {
 		wg.Go(func() {
-			for attempt := 0; time.Since(began) < 30*time.Second; attempt++ {
-				c, res, err := testenv.TryDial(t, base, protocol.Proto, testenv.DialOptions{})
-				if err == nil {
-					id := c.ID()
-					_ = c.TryWrite(helloFrame(id, tokens[i], "d"))
-					f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
-					if f.GetWelcome() != nil {
-						in.Add(1)
-						return
-					}
-					err = fmt.Errorf("answered with %v", f)
-				}
-				if res != nil && res.StatusCode != 503 && res.StatusCode != 429 && res.StatusCode != 101 {
-					t.Errorf("refused with %d: %v", res.StatusCode, err)
+			for time.Since(began) < 30*time.Second {
+				wait, ok := w.try(token)
+				if ok {
+					w.in.Add(1)
 					return
 				}
-				refused.Add(1)
-				time.Sleep(time.Second + time.Duration(rand.Int64N(int64(2*time.Second))))
+				w.refused.Add(1)
+				time.Sleep(wait + time.Duration(rand.Int64N(int64(time.Second))))
 			}
 		})
 	}
 	wg.Wait()
-	took := time.Since(began)
-	close(stop)
-	slowest := <-worst
-	t.Logf("%d clients in %v, %d refusals on the way, acks of one who was there within %v", in.Load(), took.Round(time.Millisecond), refused.Load(), slowest.Round(time.Millisecond))
-	if in.Load() != int64(wave) || took > 30*time.Second {
-		t.Errorf("%d of %d were in after %v", in.Load(), wave, took)
+	return time.Since(began)
+}
+
+// try makes one attempt; wait is how long to stay away after a refusal.
+func (w *wave) try(token string) (wait time.Duration, ok bool) {
+	c, res, err := testenv.TryDial(w.t, w.base, protocol.Proto, testenv.DialOptions{})
+	if err != nil {
+		if res != nil && res.StatusCode != 503 && res.StatusCode != 429 {
+			w.t.Errorf("refused with %d: %v", res.StatusCode, err)
+		}
+		return time.Second, false
 	}
-	if slowest > time.Second {
-		t.Errorf("one who was there waited %v", slowest)
+	id := c.ID()
+	_ = c.TryWrite(helloFrame(id, token, "d"))
+	f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
+	if bye := f.GetBye(); bye != nil && bye.Reason != "busy" {
+		w.t.Errorf("refused with %v", bye)
 	}
+	return time.Duration(f.GetBye().GetRetryAfterMs()) * time.Millisecond, f.GetWelcome() != nil
 }
 
 // nearlySlowest is the 99th percentile.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -66,6 +67,9 @@ func (t *tx) send(row *store.AppendRow) (store.AppendResult, error) {
 	refused, err := t.mayWrite(c, row.Sender)
 	if err != nil {
 		return store.AppendResult{}, err
+	}
+	if refused != nil && failpoint.Bad(failpoint.PermissionBeforeDedup) {
+		return store.AppendResult{}, refused
 	}
 	if refused == nil {
 		e, ok, err := t.number(c, func(im.Seq) *entry { return entryOf(row) })

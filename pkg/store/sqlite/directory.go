@@ -57,16 +57,7 @@ func (s *Store) PutUser(ctx context.Context, id im.UserID) (store.User, error) {
 	if !errors.Is(err, store.ErrNotFound) {
 		return u, err
 	}
-	u = store.User{ID: id}
-	err = s.w.run(ctx, func(t *tx) error {
-		if err := t.know(id); err != nil {
-			return err
-		}
-		var ms int64
-		err := t.row(sqlUser, []any{string(id)}, &ms, &u.Disabled)
-		u.Created = time.UnixMilli(ms)
-		return err
-	})
+	u, err = s.intake.put(ctx, id)
 	if err != nil {
 		return store.User{}, fault(op, err)
 	}

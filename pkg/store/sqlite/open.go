@@ -58,6 +58,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := migrate(ctx, w.db); err != nil {
 		return nil, err
 	}
+	if err := spoil(ctx, w.db); err != nil {
+		return nil, err
+	}
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
 	}
@@ -68,7 +71,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{w: w, readers: make(chan *conn, readers)}
+	s := &Store{w: w, readers: make(chan *conn, readers), intake: intake{run: w.run}}
 	for range readers {
 		c := &conn{db: rdb}
 		s.all = append(s.all, c)

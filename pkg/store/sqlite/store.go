@@ -25,6 +25,7 @@ type Store struct {
 	w       *writer
 	readers chan *conn // those that are free
 	all     []*conn    // every reader
+	intake  intake
 	closing atomic.Bool
 }
 

@@ -38,6 +38,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 		page, err = c.walk(ctx, q, t)
 		return err
 	})
+	s.late(ctx, &page)
 	return page, fault("store.Sync", err)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
@@ -59,10 +60,10 @@ func (w *writer) run(ctx context.Context, fn func(*tx) error) error {
 		<-w.turn
 		return err
 	}
-	done := make(chan error, 1) // nobody may be waiting any more
+	done := make(chan error, 2) // nobody may be waiting any more; a known-bad build answers twice
 	go func() {
 		defer func() { <-w.turn }()
-		done <- w.transact(fn)
+		done <- w.transact(early(fn, done))
 	}()
 	select {
 	case err := <-done:
@@ -105,7 +106,7 @@ func (w *writer) rollback() {
 
 // transact runs fn in the transaction that begin has opened, and ends it.
 func (w *writer) transact(fn func(*tx) error) (err error) {
-	t := &tx{writer: w, now: time.UnixMilli(time.Now().UnixMilli()), version: w.commits + 1, newest: w.newest}
+	t := &tx{writer: w, now: time.UnixMilli(failpoint.Now().UnixMilli()), version: w.commits + 1, newest: w.newest}
 	settled := false
 	defer func() {
 		if p := recover(); p != nil {
@@ -142,6 +143,9 @@ func (t *tx) commit() error {
 	if _, err := t.exec(sqlStamp, t.version, t.newest); err != nil {
 		return err
 	}
+	if err := failpoint.Error(failpoint.BeforeCommit); err != nil {
+		return err
+	}
 	if _, err := t.exec("COMMIT"); err != nil {
 		t.sick = true
 		if doubtful(err) {
@@ -149,6 +153,7 @@ func (t *tx) commit() error {
 		}
 		return fmt.Errorf("commit: %w", err)
 	}
+	failpoint.Hit(failpoint.AfterCommit)
 	t.writer.commits, t.writer.newest = t.version, t.newest
 	t.sick, t.wrote = false, time.Now()
 	if err := t.side.write(mark{t.epoch, t.version}); err != nil {

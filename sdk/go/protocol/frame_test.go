@@ -2,7 +2,6 @@ package protocol
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -267,35 +266,6 @@ func TestEncodeRefusesBadUTF8(t *testing.T) {
 		if err == nil || string(out) != "before" {
 			t.Errorf("%v: %q, %v; want what was before and an error", enc, out, err)
 		}
-	}
-}
-
-func TestJSONSizeBound(t *testing.T) {
-	longID := strings.Repeat("a", MaxID)
-	name := strings.Repeat("\x01", MaxGroupName)
-	closed := true
-	most := int64(1<<63 - 1)
-	full := &clientv1.Entry{
-		Seq: -most, PrevSeq: -most, Kind: clientv1.EntryKind_ENTRY_KIND_CONVERSATION_CHANGE, MessageId: -most,
-		ClientMessageId: "5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01", Sender: longID, ServerTimeMs: -most, TargetSeq: -most,
-		Countable: true, ChangedSeq: -most,
-		Content: &clientv1.Content{Type: "t\x01", Value: &clientv1.Content_Text{Text: strings.Repeat("\x02", 9000)},
-			Attributes: map[string]string{"k\"": "v\\", "": ""}},
-		MemberChange:       &clientv1.MemberChange{Action: clientv1.MemberAction_MEMBER_ACTION_REMOVED, UserIds: []string{longID, longID}, Role: clientv1.Role_ROLE_MEMBER, Start: -most},
-		ConversationChange: &clientv1.ConversationChange{Name: &name, Closed: &closed},
-	}
-	data := &clientv1.Entry{Seq: 1, Content: &clientv1.Content{Value: &clientv1.Content_Data{Data: bytes.Repeat([]byte{255}, 4001)}}}
-	for i, e := range []*clientv1.Entry{{}, full, data} {
-		got, exact := JSONSizeBound(e), Size(JSON, e)
-		if got < exact || got > exact+900 || got < proto.Size(e) {
-			t.Errorf("%d: bound %d for %d bytes in JSON, %d in binary", i, got, exact, proto.Size(e))
-		}
-	}
-	if JSONSizeBound(nil) != 0 {
-		t.Error("the bound of nothing is not 0")
-	}
-	if n := base64.StdEncoding.EncodedLen(4001); JSONSizeBound(data) < n {
-		t.Error("data is not counted")
 	}
 }
 

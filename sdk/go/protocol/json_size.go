@@ -5,8 +5,6 @@ import (
 	"strconv"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
-
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // sizeJSON returns the exact length of appendJSON's output.
@@ -79,41 +77,4 @@ func uintSize(n uint64) int {
 		size++
 	}
 	return size
-}
-
-// Bounds of the fixed parts of an entry in JSON: every name, number and enum
-// at its longest.
-const (
-	entryOverhead        = 480
-	contentOverhead      = 80
-	memberChangeOverhead = 140
-	convChangeOverhead   = 60
-)
-
-// JSONSizeBound returns an upper bound of an entry's size in JSON, in bytes.
-// It is cheap: strings are counted with their escapes, everything else is a
-// constant, and nothing is reflected upon. It is meant for cutting pages, which
-// must fit whichever encoding their reader uses; an entry's binary form is
-// never larger.
-func JSONSizeBound(e *clientv1.Entry) int {
-	if e == nil {
-		return 0
-	}
-	n := entryOverhead + stringSize(e.ClientMessageId) + stringSize(e.Sender)
-	if c := e.Content; c != nil {
-		n += contentOverhead + stringSize(c.Type) + stringSize(c.GetText()) + base64.StdEncoding.EncodedLen(len(c.GetData()))
-		for k, v := range c.Attributes {
-			n += stringSize(k) + stringSize(v) + 2
-		}
-	}
-	if mc := e.MemberChange; mc != nil {
-		n += memberChangeOverhead
-		for _, id := range mc.UserIds {
-			n += stringSize(id) + 1
-		}
-	}
-	if cc := e.ConversationChange; cc != nil {
-		n += convChangeOverhead + stringSize(cc.GetName())
-	}
-	return n
 }

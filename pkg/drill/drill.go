@@ -1,0 +1,434 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/imdhq/imd/pkg/bench"
+	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/faultproxy"
+	"github.com/imdhq/imd/pkg/history"
+	"github.com/imdhq/imd/pkg/verify"
+)
+
+// Options say what to do. The zero value of a field is no default; see
+// [Defaults].
+type Options struct {
+	Exe      string // the program whose serve the nodes run
+	Dir      string // an empty or new folder for data, logs and the history
+	Layout   Layout
+	Seed     uint64
+	Kinds    []Kind
+	Duration time.Duration // of the load under faults
+	Settle   time.Duration // the longest wait, after it, until every device has everything
+
+	Conns, Users int // devices, and users they belong to
+	Rate         float64
+	GroupSize    int
+	AntiEntropy  time.Duration // between two comparisons of heads in the gateways
+
+	// Standing are fail points that are in force all the time, as a file has them.
+	Standing string
+	// Progress is told, about once a second, how far the drill is; nil = nobody.
+	// It is called from one goroutine at a time.
+	Progress func(Progress)
+}
+
+// Defaults are the options of a standard drill, but for Exe, Dir and Seed.
+func Defaults() Options {
+	return Options{Layout: AllInOne(), Kinds: Possible(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+}
+
+// Possible are the kinds that this process can carry out: some want a build
+// with the tag drill, some the rights to mount.
+func Possible() []Kind {
+	var all []Kind
+	for _, t := range traits {
+		if t.why() == "" {
+			all = append(all, t.kind)
+		}
+	}
+	return all
+}
+
+// Impossible says why a kind cannot be carried out; "" = it can.
+func Impossible(k Kind) string {
+	t := traitOf(k)
+	if t == nil {
+		return "there is no such fault"
+	}
+	return t.why()
+}
+
+func (t *trait) why() string {
+	switch {
+	case t.tag && !failpoint.Built:
+		return "wants a build with the tag drill"
+	case t.root && os.Geteuid() != 0:
+		return "wants root, to mount a small file system"
+	}
+	return ""
+}
+
+// Progress is how far a drill is.
+type Progress struct {
+	Phase  string   // start, connect, load, settle, read, stop, judge
+	Done   float64  // share of the load's time, 0 to 1; below 0 = another phase
+	Up     int      // devices online
+	Rate   int64    // operations in the last second
+	Faults int      // begun so far
+	All    int      // of the schedule
+	Now    []string // faults under way
+}
+
+// maxCrashes bounds the crashes that are told.
+const maxCrashes = 50
+
+// longestPause is the longest before a device comes back: devices that stay away
+// see no faults.
+const longestPause = 1500 * ms
+
+// ErrLoad is a load that could not be put on the cluster, so that there is
+// nothing to judge.
+var ErrLoad = errors.New("the load could not be put on the cluster")
+
+// drill is one drill under way.
+type drill struct {
+	Options
+	ctx     context.Context
+	spawner *spawner
+	nodes   []*node
+	mounted []string
+	world   *world
+	rec     *history.Recorder
+	plan    []Event
+	faults  sync.WaitGroup
+	stop    context.CancelFunc // heals everything
+
+	mu      sync.Mutex
+	begun   bool
+	ended   time.Time // when the load had its time
+	healed  int64     // of the recorder; when the last fault was over
+	running map[int]string
+	out     Outcome
+}
+
+// Run runs one drill to its end. It returns the outcome, good or bad, or an
+// error if there is nothing to judge. ctx ends it early, without an outcome.
+func Run(ctx context.Context, o Options) (*Outcome, error) {
+	if err := o.Layout.check(); err != nil {
+		return nil, err
+	}
+	for _, k := range o.Kinds {
+		if why := Impossible(k); why != "" {
+			return nil, fmt.Errorf("fault %s: %s", k, why)
+		}
+	}
+	d := &drill{Options: o, running: map[int]string{}, plan: Plan(o.Seed, o.Kinds, o.Duration), spawner: newSpawner()}
+	if len(d.plan) == 0 {
+		return nil, fmt.Errorf("no fault fits into %v", o.Duration)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	d.ctx = ctx
+	d.out = Outcome{Seed: o.Seed, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
+	began := time.Now()
+	err := d.run()
+	d.tell(Progress{Phase: "stop", Done: -1})
+	d.stopNodes(err == nil)
+	cancel()
+	err = errors.Join(err, d.clean())
+	if err != nil {
+		return nil, err
+	}
+	d.tell(Progress{Phase: "judge", Done: -1})
+	if err := d.judge(); err != nil {
+		return nil, err
+	}
+	d.out.Took = time.Since(began).Round(100 * ms).Seconds()
+	return &d.out, nil
+}
+
+func (d *drill) tell(p Progress) {
+	if d.Progress != nil {
+		d.Progress(p)
+	}
+}
+
+// run is everything up to the recorded history.
+func (d *drill) run() error {
+	d.tell(Progress{Phase: "start", Done: -1})
+	if err := d.prepare(); err != nil {
+		return err
+	}
+	for _, n := range d.nodes {
+		if err := n.begin(); err != nil {
+			return err
+		}
+	}
+	w, err := newWorld(d.nodes[0])
+	if err != nil {
+		return err
+	}
+	d.world = w
+	defer w.close()
+	if err := w.makeKey(d.ctx); err != nil {
+		return fmt.Errorf("make an API key: %w", err)
+	}
+	if d.rec, err = history.NewRecorder(historyDir(d.Dir)); err != nil {
+		return err
+	}
+	return d.load()
+}
+
+// prepare makes folders, proxies and nodes; it starts nothing.
+func (d *drill) prepare() error {
+	if err := os.MkdirAll(d.Dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(d.Dir, "schedule.txt"), []byte(Print(d.plan)), 0o644); err != nil {
+		return err
+	}
+	common := append([]string{
+		"gateway.limits.user_rate=1000000", "gateway.limits.user_burst=1000000", "gateway.limits.connection_rate=1000000",
+		"gateway.limits.connection_burst=1000000", "gateway.limits.conversation_rate=1000000", "gateway.limits.conversation_burst=1000000",
+		"gateway.antientropy.interval=" + d.AntiEntropy.String(), "gateway.ping_interval=5s", "gateway.pong_timeout=3s",
+		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
+	}, d.Layout.Set...)
+	for _, spec := range d.Layout.Nodes {
+		n := &node{spec: spec, exe: d.Exe, dir: nodeDir(d.Dir, spec.Name), env: spec.Env, logPath: logPath(d.Dir, spec.Name),
+			rules: rulesPath(d.Dir, spec.Name), standing: d.Standing, ctx: d.ctx, spawn: d.start, died: d.died}
+		n.args = nodeArgs(spec, n.dir, common)
+		if err := writeRules(n.rules, d.Standing); err != nil {
+			return err
+		}
+		if err := d.makeDir(n.dir); err != nil {
+			return err
+		}
+		if spec.Clients {
+			p, err := faultproxy.Listen("127.0.0.1:0", "127.0.0.1:1") // until the node is ready nobody is there
+			if err != nil {
+				return err
+			}
+			n.proxy = p
+		}
+		d.nodes = append(d.nodes, n)
+	}
+	return nil
+}
+
+func (d *drill) makeDir(path string) error {
+	if !slices.Contains(d.Kinds, Disk) {
+		return os.MkdirAll(path, 0o700)
+	}
+	if err := mount(path); err != nil {
+		return err
+	}
+	d.mounted = append(d.mounted, path)
+	return nil
+}
+
+// load puts the load on the cluster, with the faults beside it, and completes
+// the history.
+func (d *drill) load() error {
+	ctx, stop := context.WithCancel(d.ctx)
+	defer stop()
+	d.stop = stop
+	o := bench.Options{Scenario: "mix", Token: d.world.token, Group: d.world.group, Log: d.world.log, Conns: d.Conns, Users: d.Users,
+		Outstanding: 1, Rate: d.Rate, Duration: d.Duration, Settle: d.Settle, Size: 64, Seed: d.Seed, Prefix: datadir.RandomID("d", 3) + "-", Reconnect: true, LongestPause: longestPause,
+		Page: 50, GroupSize: d.GroupSize, Record: d.rec, Progress: func(p bench.Progress) { d.progress(ctx, p) }}
+	for _, n := range d.nodes {
+		if n.proxy != nil {
+			o.Addresses = append(o.Addresses, netip.MustParseAddrPort(n.proxy.Address()))
+		}
+	}
+	res, err := bench.Run(d.ctx, o)
+	stop()
+	d.faults.Wait()
+	if d.ctx.Err() != nil {
+		return d.ctx.Err()
+	}
+	if err == nil {
+		err = bench.WriteGround(d.ctx, d.rec, d.world.log, d.world.unread(), nil)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%w: %w", ErrLoad, err), d.rec.Close(history.Run{Seed: d.Seed}))
+	}
+	d.out.Operations, d.out.Failures = res.Operations, res.Errors
+	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: "transaction", Healed: d.healedAt(), Options: d.told()})
+}
+
+// told is the options as the history names them.
+func (d *drill) told() map[string]any {
+	return map[string]any{"drill": true, "kinds": names(d.Kinds), "duration": d.Duration.String(), "conns": d.Conns, "users": d.Users, "rate": d.Rate,
+		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String()}
+}
+
+func names(kinds []Kind) string {
+	var all []string
+	for _, k := range kinds {
+		all = append(all, string(k))
+	}
+	return strings.Join(all, ",")
+}
+
+// progress follows the load, and lets the faults begin with it.
+func (d *drill) progress(ctx context.Context, p bench.Progress) {
+	d.mu.Lock()
+	if p.Phase == "measure" && !d.begun {
+		d.begun = true
+		passed := time.Duration(max(p.Done, 0) * float64(d.Duration))
+		began := time.Now().Add(-passed)
+		d.ended = began.Add(d.Duration)
+		d.faults.Go(func() { d.breakThings(ctx, began) })
+	}
+	var now []string
+	for _, name := range d.running {
+		now = append(now, name)
+	}
+	slices.Sort(now)
+	q := Progress{Phase: p.Phase, Done: -1, Up: p.Up, Rate: p.Last.Ops, Faults: d.out.Begun, All: len(d.plan), Now: now}
+	d.mu.Unlock()
+	if p.Phase == "measure" {
+		q.Phase, q.Done = "load", p.Done
+	}
+	d.tell(q)
+}
+
+// breakThings carries out the schedule.
+func (d *drill) breakThings(ctx context.Context, began time.Time) {
+	b := &breaker{nodes: d.nodes, world: d.world}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var healed [areas]chan struct{} // closed when the last fault of the area is healed
+	for _, e := range d.plan {
+		if !hold(ctx, time.Until(began.Add(e.At))) {
+			return
+		}
+		done, before := make(chan struct{}), []chan struct{}{}
+		for _, a := range traitOf(e.Kind).areas() {
+			if healed[a] != nil {
+				before = append(before, healed[a])
+			}
+			healed[a] = done
+		}
+		wg.Go(func() {
+			defer close(done)
+			for _, ch := range before { // healing may take longer than was planned
+				<-ch
+			}
+			if late := time.Since(began.Add(e.At)); ctx.Err() != nil || late > tail && e.At+late+e.For > d.Duration-tail {
+				d.skip(e)
+				return
+			}
+			d.begin(e)
+			d.end(e, b.carryOut(ctx, e))
+		})
+	}
+}
+
+// skip takes note of a fault for which there was no time left.
+func (d *drill) skip(e Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: left out, healing the ones before took too long", e.Name()))
+}
+
+// begin records that a fault begins.
+func (d *drill) begin(e Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running[e.N] = e.Name()
+	d.out.Begun++
+	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String()})
+}
+
+// end records that it is healed.
+func (d *drill) end(e Event, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.running, e.N)
+	if err != nil {
+		d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: %v", e.Name(), err))
+	}
+	d.rec.Add("faults.log", history.Record{T: d.rec.Now(), Kind: history.Fault, Name: e.Name(), Stop: true})
+	d.healed = d.rec.Now()
+}
+
+// healedAt is when devices could begin to catch up: at the end of the last
+// fault, but not after the load had its time, since from then on every device
+// is waited for.
+func (d *drill) healedAt() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return max(min(d.healed, d.rec.At(d.ended)), 1)
+}
+
+// start starts a child.
+func (d *drill) start(cmd *exec.Cmd) error { return d.spawner.start(cmd) }
+
+// died takes note of a node that ended by itself.
+func (d *drill) died(n *node, why string, excused bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if excused {
+		d.out.Excused++
+		return
+	}
+	if len(d.out.Crashes) == maxCrashes {
+		return
+	}
+	d.out.Crashes = append(d.out.Crashes, fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
+}
+
+// stopNodes ends all nodes, newest first, in order if all went well.
+func (d *drill) stopNodes(orderly bool) {
+	for _, n := range slices.Backward(d.nodes) {
+		if !orderly {
+			n.kill()
+			continue
+		}
+		if err := n.end(); err != nil {
+			d.mu.Lock()
+			d.out.Crashes = append(d.out.Crashes, err.Error())
+			d.mu.Unlock()
+		}
+	}
+}
+
+// clean gives back everything but the folder.
+func (d *drill) clean() error {
+	var errs []error
+	for _, n := range d.nodes {
+		n.revive.Wait()
+		if n.proxy != nil {
+			n.proxy.Close()
+		}
+	}
+	d.spawner.close()
+	for _, path := range d.mounted {
+		errs = append(errs, unmount(path))
+	}
+	return errors.Join(errs...)
+}
+
+// judge reads the history and fills in the verdict.
+func (d *drill) judge() error {
+	h, err := verify.Load(historyDir(d.Dir))
+	if err != nil {
+		return err
+	}
+	d.out.Verdict = verify.Judge(h, verify.Options{})
+	d.out.Good = d.out.Verdict.Good && len(d.out.Crashes) == 0
+	return nil
+}

@@ -1,0 +1,32 @@
+package drill
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestLayouts(t *testing.T) {
+	l, err := parseLayout([]byte("set: [gateway.ping_interval=5s]\nnodes:\n- {name: a, roles: all, clients: true, set: [log.level=debug], env: [A=b]}\n"))
+	want := Layout{Set: []string{"gateway.ping_interval=5s"},
+		Nodes: []NodeSpec{{Name: "a", Roles: "all", Clients: true, Set: []string{"log.level=debug"}, Env: []string{"A=b"}}}}
+	if err != nil || !reflect.DeepEqual(l, want) {
+		t.Errorf("read as %+v, %v", l, err)
+	}
+	if err := AllInOne().check(); err != nil {
+		t.Error(err)
+	}
+	for text, want := range map[string]string{
+		"":         "no nodes",
+		"nodes: 7": "unmarshal",
+		"nodes: [{name: a, roles: all, clients: true, colour: red}]":             "colour",
+		"nodes: [{name: A, roles: all, clients: true}]":                          "no name",
+		"nodes: [{name: a, clients: true}]":                                      "no roles",
+		"nodes: [{name: a, roles: all}]":                                         "no node takes clients",
+		"nodes: [{name: a, roles: all, clients: true}, {name: a, roles: state}]": "already",
+	} {
+		if _, err := parseLayout([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}

@@ -1,0 +1,302 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/faultproxy"
+)
+
+// Bounds of what nodes may take.
+const (
+	readyLimit = 30 * time.Second // from the start of a process until it is ready
+	stopLimit  = 45 * time.Second // from SIGTERM until it has ended
+	revival    = 500 * ms         // before a node that ended by itself is started again
+)
+
+// node is one node of the cluster and its present process. Its methods may be
+// called by several goroutines.
+type node struct {
+	spec     NodeSpec
+	exe      string
+	dir      string // the data folder
+	args     []string
+	env      []string
+	logPath  string
+	rules    string // the file of fail points
+	standing string // what stands in it all the time
+	spawn    func(*exec.Cmd) error
+	proxy    *faultproxy.Proxy // nil = clients do not connect here
+
+	turn sync.Mutex // starting and ending, one at a time
+
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when cmd has ended
+	wanted  bool          // it should be running
+	excused int           // faults under way that may end it
+	excuse  time.Time     // until when the end of the last such fault excuses
+	points  datadir.Endpoints
+	revive  sync.WaitGroup
+	died    func(n *node, why string, excused bool) // told when it ended by itself
+	ctx     context.Context                         // of the drill
+}
+
+// begin starts the process, if none runs, and waits until it is ready.
+func (n *node) begin() error {
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	if n.alive() {
+		return nil
+	}
+	return n.beginLocked()
+}
+
+func (n *node) beginLocked() error {
+	log, err := os.OpenFile(n.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own
+	cmd := exec.Command(n.exe, n.args...)
+	cmd.Env = append(os.Environ(), append([]string{failpoint.FileVar + "=" + n.rules}, n.env...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := n.spawn(cmd); err != nil {
+		return fmt.Errorf("start node %s: %w", n.spec.Name, err)
+	}
+	done := make(chan struct{})
+	n.mu.Lock()
+	n.cmd, n.done, n.wanted = cmd, done, true
+	n.mu.Unlock()
+	n.revive.Go(func() { n.watch(cmd, done) })
+	return n.ready(cmd.Process.Pid, done)
+}
+
+// watch waits for the end of a process, and has the node started again if it
+// was not asked to end.
+func (n *node) watch(cmd *exec.Cmd, done chan struct{}) {
+	err := cmd.Wait()
+	n.mu.Lock()
+	wanted := n.wanted && n.cmd == cmd
+	excused := n.excused > 0 || time.Now().Before(n.excuse)
+	n.mu.Unlock()
+	close(done)
+	if !wanted || n.ctx.Err() != nil {
+		return
+	}
+	why := "exit status 0"
+	if err != nil {
+		why = err.Error()
+	}
+	n.died(n, why, excused)
+	n.revive.Go(func() { n.bringBack(cmd) })
+}
+
+// bringBack starts the node again, again and again, unless somebody else has or
+// wants it down.
+func (n *node) bringBack(last *exec.Cmd) {
+	for hold(n.ctx, revival) {
+		n.turn.Lock()
+		n.mu.Lock()
+		mine := n.wanted && n.cmd == last
+		n.mu.Unlock()
+		if !mine {
+			n.turn.Unlock()
+			return
+		}
+		err := n.beginLocked()
+		n.mu.Lock()
+		last = n.cmd
+		n.mu.Unlock()
+		n.turn.Unlock()
+		if err == nil {
+			return
+		}
+		if n.alive() { // it is slow, not dead; it will tell if it dies
+			return
+		}
+	}
+}
+
+// ready waits until the process with this id says that it is, and sends
+// clients there.
+func (n *node) ready(pid int, done <-chan struct{}) error {
+	deadline := time.Now().Add(readyLimit)
+	for {
+		if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
+			n.mu.Lock()
+			n.points = e
+			n.mu.Unlock()
+			if n.proxy != nil {
+				n.proxy.SetTarget(e.Public)
+			}
+			return nil
+		}
+		select {
+		case <-done:
+			return fmt.Errorf("node %s has ended while it started; see %s", n.spec.Name, n.logPath)
+		case <-n.ctx.Done():
+			return n.ctx.Err()
+		case <-time.After(10 * ms):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("node %s is not ready after %v; see %s", n.spec.Name, readyLimit, n.logPath)
+		}
+	}
+}
+
+// answers reports whether a GET of the URL is answered with 200.
+func answers(url string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	req.Close = true
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	res.Body.Close()
+	return res.StatusCode == http.StatusOK
+}
+
+// process is what runs now; nil if nothing was ever started.
+func (n *node) process() (*exec.Cmd, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cmd, n.done
+}
+
+// alive reports whether the process has not ended.
+func (n *node) alive() bool {
+	cmd, done := n.process()
+	if cmd == nil {
+		return false
+	}
+	select {
+	case <-done:
+		return false
+	default:
+		return true
+	}
+}
+
+// endpoints says where the node listens, or listened last.
+func (n *node) endpoints() datadir.Endpoints {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.points
+}
+
+// signal sends a signal to the process, if it has not ended.
+func (n *node) signal(s syscall.Signal) error {
+	cmd, done := n.process()
+	if cmd == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	default:
+	}
+	if err := cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %v to node %s: %w", s, n.spec.Name, err)
+	}
+	return nil
+}
+
+// kill ends the process as a crash would. It stays down until begin.
+func (n *node) kill() {
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	n.unwant()
+	_ = n.signal(syscall.SIGKILL)
+	if _, done := n.process(); done != nil {
+		<-done
+	}
+}
+
+// end asks the process to stop, and kills it if it does not. The error tells if
+// it did not end as it should.
+func (n *node) end() error {
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	cmd, done := n.process()
+	n.unwant()
+	if done == nil {
+		return nil
+	}
+	_ = n.signal(syscall.SIGTERM)
+	select {
+	case <-done:
+		if code := cmd.ProcessState.ExitCode(); code != 0 {
+			return fmt.Errorf("node %s was asked to stop and ended with %v; see %s", n.spec.Name, cmd.ProcessState, n.logPath)
+		}
+		return nil
+	case <-time.After(stopLimit):
+		_ = n.signal(syscall.SIGKILL)
+		<-done
+		return fmt.Errorf("node %s did not stop within %v; see %s", n.spec.Name, stopLimit, n.logPath)
+	}
+}
+
+func (n *node) unwant() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wanted = false
+}
+
+// mayDie excuses the node from living on until the returned function is called,
+// and for some seconds after.
+func (n *node) mayDie() (over func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.excused++
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.excused--
+		n.excuse = time.Now().Add(3 * time.Second)
+	}
+}
+
+// nodeArgs is the command line of a node.
+func nodeArgs(spec NodeSpec, dir string, common []string) []string {
+	args := []string{"serve", "--roles=" + spec.Roles, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
+	for _, s := range slices.Concat(common, spec.Set) {
+		args = append(args, "--set", s)
+	}
+	return args
+}
+
+// paths below the folder of a drill.
+func nodeDir(dir, name string) string   { return filepath.Join(dir, "nodes", name) }
+func logPath(dir, name string) string   { return filepath.Join(dir, name+".log") }
+func rulesPath(dir, name string) string { return filepath.Join(dir, name+".points") }
+func historyDir(dir string) string      { return filepath.Join(dir, "history") }
+
+// hold waits, and reports false if ctx ends first.
+func hold(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

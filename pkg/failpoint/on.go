@@ -1,0 +1,96 @@
+//go:build drill
+
+package failpoint
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Built reports whether this build has fail points.
+const Built = true
+
+// errInjected is what a rule makes operations fail with.
+var errInjected = errors.New("failure injected by a drill")
+
+// look is how often the file is looked at.
+const look = 50 * time.Millisecond
+
+var (
+	rules atomic.Pointer[Rules]
+	watch = sync.OnceFunc(begin)
+	bad   = Defect(os.Getenv(BadVar))
+)
+
+// begin reads the rules, and goes on doing so as long as the process lives.
+func begin() {
+	rules.Store(&Rules{})
+	path := os.Getenv(FileVar)
+	if path == "" {
+		return
+	}
+	load(path)
+	go func() {
+		for range time.Tick(look) {
+			load(path)
+		}
+	}()
+}
+
+// load takes what the file says; what cannot be read leaves things as they are.
+func load(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return
+	}
+	if r, err := Parse(string(text)); err == nil {
+		rules.Store(&r)
+	} else {
+		fmt.Fprintf(os.Stderr, "fail points in %s: %v\n", path, err)
+	}
+}
+
+// Hit does what the rules say for the point.
+func Hit(p Point) { _ = Error(p) }
+
+// Error is Hit, and the error that the caller should fail with, if any.
+func Error(p Point) error {
+	watch()
+	for _, r := range rules.Load().List {
+		if r.Point != p || r.Chance > 0 && rand.Float64() >= r.Chance {
+			continue
+		}
+		switch r.Action {
+		case Sleep:
+			time.Sleep(r.For)
+		case Exit:
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		case Panic:
+			panic(fmt.Sprintf("fail point %s", p))
+		case Fail:
+			return fmt.Errorf("%s: %w", p, errInjected)
+		}
+	}
+	return nil
+}
+
+// Bad reports whether a defect is switched on.
+func Bad(d Defect) bool { return bad == d }
+
+// Now is the wall clock, as times that are stored and told are taken from it,
+// moved by the rules. It has no monotonic reading while it is moved.
+func Now() time.Time {
+	watch()
+	now := time.Now()
+	if shift := rules.Load().Shift; shift != 0 {
+		return now.Round(0).Add(shift)
+	}
+	return now
+}

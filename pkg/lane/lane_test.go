@@ -1,0 +1,547 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// bench drives one lane by hand.
+type bench struct {
+	t       *testing.T
+	l       *Lane
+	now     time.Time
+	out     *Work
+	commits []Committed
+	seq     im.Seq
+	ids     im.MessageID
+}
+
+func newBench(t *testing.T) *bench {
+	return &bench{t: t, l: New(), now: time.UnixMilli(1_800_000_000_000)}
+}
+
+// benchRun is a run with its answers.
+type benchRun struct {
+	*Run
+	got []string // by send: "ok", "dup", or the reason
+}
+
+func (b *bench) step(ev Event) {
+	b.t.Helper()
+	fx := b.l.Step(b.now, ev)
+	for _, a := range fx.Answers {
+		a.Run.Reply(a.At, a.Verdict)
+	}
+	for _, s := range fx.Settled {
+		s.Run.Settled(s.Result, s.Err)
+	}
+	for _, ch := range fx.Probed {
+		close(ch)
+	}
+	b.commits = append(b.commits, fx.Committed...)
+	if fx.Work != nil {
+		if b.out != nil {
+			b.t.Fatal("a second call while one is out")
+		}
+		b.out = fx.Work
+	}
+}
+
+// run makes a run of sends; an id is a letter and means one message.
+func (b *bench) run(conv string, ids string, size int) *benchRun {
+	r := &benchRun{Run: &Run{Conv: im.ConversationID(conv)}, got: make([]string, len(ids))}
+	for _, id := range ids {
+		b.ids++
+		r.Sends = append(r.Sends, Send{Size: size, Row: store.AppendRow{
+			Conversation: r.Conv, Sender: "alice", ClientMessageID: im.ClientMessageID(id), MessageID: b.ids,
+		}})
+	}
+	r.Reply = func(at int, v Verdict) {
+		if r.got[at] != "" {
+			b.t.Fatalf("send %d answered twice: %s, then %v", at, r.got[at], v)
+		}
+		switch {
+		case v.Err != nil:
+			r.got[at] = im.ReasonName(v.Err.Reason)
+		case v.Duplicate:
+			r.got[at] = "dup"
+		default:
+			r.got[at] = "ok"
+		}
+	}
+	return r
+}
+
+func (b *bench) submit(conv, ids string) *benchRun {
+	b.t.Helper()
+	r := b.run(conv, ids, 100)
+	b.step(Submit{r.Run})
+	return r
+}
+
+// many submits a run of n sends.
+func (b *bench) many(conv string, n, size int) *benchRun {
+	b.t.Helper()
+	ids := make([]rune, n)
+	for i := range ids {
+		ids[i] = rune(0x1000 + i)
+	}
+	r := b.run(conv, string(ids), size)
+	r.got = make([]string, n)
+	b.step(Submit{r.Run})
+	return r
+}
+
+// done ends the call that is out.
+func (b *bench) done(err error) {
+	b.t.Helper()
+	w := b.out
+	b.out = nil
+	ev := Result{Err: err, Took: time.Millisecond}
+	if err == nil && w.Change == nil {
+		for _, r := range w.rows {
+			b.seq++
+			ev.Results = append(ev.Results, store.AppendResult{MessageID: r.Row.MessageID, Seq: b.seq})
+		}
+	}
+	b.step(ev)
+}
+
+// outIDs is what the call that is out carries.
+func (b *bench) outIDs() string {
+	if b.out == nil {
+		return ""
+	}
+	s := ""
+	for _, r := range b.out.rows {
+		s += string(r.Row.ClientMessageID)
+	}
+	return s
+}
+
+func (b *bench) wantOut(want string) {
+	b.t.Helper()
+	if got := b.outIDs(); got != want {
+		b.t.Fatalf("out: %q, want %q", got, want)
+	}
+}
+
+func (r *benchRun) want(t *testing.T, want ...string) {
+	t.Helper()
+	if fmt.Sprint(r.got) != fmt.Sprint(want) {
+		t.Fatalf("answers %q, want %q", r.got, want)
+	}
+}
+
+func TestLaneGathersWhileABatchIsOut(t *testing.T) {
+	b := newBench(t)
+	first := b.submit("g_1", "a")
+	b.wantOut("a")
+	second, third := b.submit("g_2", "bc"), b.submit("g_1", "d")
+	first.want(t, "")
+	b.done(nil)
+	first.want(t, "ok")
+	b.wantOut("bcd")
+	b.done(nil)
+	second.want(t, "ok", "ok")
+	third.want(t, "ok")
+	if !b.l.Idle() || len(b.l.pending) != 0 || len(b.commits) != 4 {
+		t.Fatalf("idle %v, pending %d, commits %d", b.l.Idle(), len(b.l.pending), len(b.commits))
+	}
+}
+
+func TestLaneCutsARunAndKeepsItsTailFirst(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	long := b.many("g_1", 250, 10)
+	b.submit("g_2", "y")
+	b.done(nil)
+	// Half for the long run while another waits, then what is free.
+	if got := len(b.out.rows); got != 200 {
+		t.Fatalf("batch of %d rows, want 200", got)
+	}
+	if b.out.rows[100].Row.Conversation != "g_2" {
+		t.Fatalf("the other conversation is not served at half of the batch")
+	}
+	b.submit("g_3", "z")
+	b.done(nil)
+	if got := len(b.out.rows); got != 52 || b.out.rows[0].Row.Conversation != "g_1" {
+		t.Fatalf("batch of %d rows, first of %s", got, b.out.rows[0].Row.Conversation)
+	}
+	b.done(nil)
+	for i, g := range long.got {
+		if g != "ok" {
+			t.Fatalf("send %d: %q", i, g)
+		}
+	}
+	for i := 1; i < len(b.commits); i++ {
+		if b.commits[i].Result.Seq <= b.commits[i-1].Result.Seq {
+			t.Fatal("commits out of order")
+		}
+	}
+}
+
+func TestLaneEndsABatchByBytes(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	b.many("g_1", 30, 16<<10)
+	b.done(nil)
+	if got := len(b.out.rows); got != 16 {
+		t.Fatalf("batch of %d rows of 16 KiB, want 16", got)
+	}
+}
+
+func TestLaneRefusesWhatDoesNotFit(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	r := b.many("g_1", maxQueueRows+3, 1)
+	if r.got[maxQueueRows-1] != "" || r.got[maxQueueRows] != "busy" || r.got[maxQueueRows+1] != "behind" || r.got[maxQueueRows+2] != "behind" {
+		t.Fatalf("answers %q", r.got[maxQueueRows-1:])
+	}
+	b = newBench(t)
+	b.submit("g_0", "x")
+	r = b.many("g_1", 5, 1<<20)
+	r.want(t, "", "", "", "", "busy")
+}
+
+func TestLaneHintFollowsTheRate(t *testing.T) {
+	b := newBench(t)
+	if got := b.l.hint(); got != 200*time.Millisecond {
+		t.Fatalf("hint without a rate: %v", got)
+	}
+	b.l.rate, b.l.rows = 1000, 500
+	if got := b.l.hint(); got != 500*time.Millisecond {
+		t.Fatalf("hint: %v", got)
+	}
+	b.l.rows = 1
+	if got := b.l.hint(); got != minHint {
+		t.Fatalf("hint: %v", got)
+	}
+	b.l.rows = 1_000_000
+	if got := b.l.hint(); got != maxHint {
+		t.Fatalf("hint: %v", got)
+	}
+}
+
+func TestLaneRefusesWhatIsTooOld(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	old := b.submit("g_1", "ab")
+	b.now = b.now.Add(300 * time.Millisecond)
+	young := b.submit("g_2", "c")
+	b.now = b.now.Add(101 * time.Millisecond)
+	b.done(nil)
+	old.want(t, "busy", "behind")
+	b.wantOut("c")
+	b.done(nil)
+	young.want(t, "ok")
+}
+
+func TestLaneRunsAnUnknownOutcomeAgainInItsPlace(t *testing.T) {
+	b := newBench(t)
+	r := b.submit("g_1", "ab")
+	later := b.submit("g_1", "c")
+	for i, want := range []time.Duration{10, 20, 40, 80, 160, 320, 500, 500} {
+		b.done(fmt.Errorf("reset: %w", store.ErrUnknownOutcome))
+		if b.outIDs() != "ab" || b.out.After != want*time.Millisecond {
+			t.Fatalf("try %d: %q after %v", i, b.outIDs(), b.out.After)
+		}
+	}
+	b.done(context.DeadlineExceeded) // unknown too
+	b.step(Expire{r.Run})
+	r.want(t, "unavailable", "behind")
+	again := b.submit("g_1", "abd") // waits for the rows that are out
+	// The first try had stored the rows.
+	w := b.out
+	b.out = nil
+	b.step(Result{Results: []store.AppendResult{
+		{MessageID: w.rows[0].Row.MessageID, Seq: 1, Duplicate: true},
+		{MessageID: 999, Seq: 2, Duplicate: true}, // another node's
+	}})
+	again.want(t, "dup", "dup", "")
+	if len(b.commits) != 2 || !b.commits[0].Own || b.commits[1].Own {
+		t.Fatalf("commits %+v", b.commits)
+	}
+	b.wantOut("cd")
+	b.done(nil)
+	later.want(t, "ok")
+	again.want(t, "dup", "dup", "ok")
+}
+
+func TestLaneAnswersOKForRowsFoundStoredByItsOwnRerun(t *testing.T) {
+	b := newBench(t)
+	r := b.submit("g_1", "a")
+	b.done(store.ErrUnknownOutcome)
+	w := b.out
+	b.out = nil
+	b.step(Result{Results: []store.AppendResult{{MessageID: w.rows[0].Row.MessageID, Seq: 7, Duplicate: true}}})
+	r.want(t, "ok")
+}
+
+func TestLaneFindsThePoisonousRow(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		want string
+		rest string
+	}{
+		"definite, about the row": {im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "store", "encoding"), "bad_request", "ok"},
+		"without a reason":        {errors.New("constraint"), "unavailable", "behind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.submit("g_0", "_")
+			before, spoilt, other := b.submit("g_1", "ab"), b.submit("g_2", "cxd"), b.submit("g_3", "e")
+			b.done(nil)
+			for calls := 0; b.out != nil; calls++ {
+				if calls > 10 {
+					t.Fatal("the search does not end")
+				}
+				bad := false
+				for _, r := range b.out.rows {
+					bad = bad || r.Row.ClientMessageID == "x"
+				}
+				if bad {
+					b.done(tt.err)
+				} else {
+					b.done(nil)
+				}
+			}
+			before.want(t, "ok", "ok")
+			spoilt.want(t, "ok", tt.want, tt.rest)
+			other.want(t, "ok")
+		})
+	}
+}
+
+func TestLaneDoesNotSearchLongInAStoreThatIsAway(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	r := b.many("g_1", 200, 10)
+	b.done(nil)
+	calls := 0
+	for ; b.out != nil; calls++ {
+		b.done(errors.New("disk"))
+	}
+	if calls > searchFailures+1 {
+		t.Fatalf("%d calls", calls)
+	}
+	for i, g := range r.got {
+		if g != "unavailable" && g != "behind" {
+			t.Fatalf("send %d: %q", i, g)
+		}
+	}
+}
+
+func TestLaneRefusesAWholeBatchWhenTheStoreIsAway(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	one, two := b.many("g_1", 120, 10), b.submit("g_2", "b")
+	b.done(nil)
+	b.submit("g_3", "c")
+	b.done(im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "no connection"))
+	two.want(t, "unavailable")
+	if one.got[0] != "unavailable" || one.got[119] != "unavailable" {
+		t.Fatalf("answers %q", one.got)
+	}
+	b.wantOut("c")
+}
+
+func TestLaneSearchesAgainWhenTheStoreKeepsRefusing(t *testing.T) {
+	b := newBench(t)
+	for round, want := range []string{"unavailable", "ok"} {
+		b.submit("g_0", "_")
+		spoilt, other := b.submit("g_1", "x"), b.submit("g_2", fmt.Sprint(round))
+		b.done(nil)
+		b.l.aways = round // the first batch of the round went well
+		for b.out != nil {
+			if strings.Contains(b.outIDs(), "x") {
+				b.done(im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "it says"))
+			} else {
+				b.done(nil)
+			}
+		}
+		spoilt.want(t, "unavailable")
+		other.want(t, want)
+	}
+}
+
+func TestLaneRefusesBehindARetryableRow(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	r := b.many("g_1", 201, 10)
+	b.done(nil)
+	res := make([]store.AppendResult, 200)
+	for i := range res {
+		res[i].Seq = im.Seq(i)
+	}
+	res[3].Err = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "locked")
+	res[2].Err = im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "store", "")
+	b.out = nil
+	b.step(Result{Results: res})
+	if r.got[1] != "ok" || r.got[2] != "not_member" || r.got[3] != "unavailable" || r.got[4] != "behind" || r.got[200] != "behind" {
+		t.Fatalf("answers %q", r.got)
+	}
+	if b.out != nil || !b.l.Idle() {
+		t.Fatal("a refused tail went to the store")
+	}
+}
+
+func TestLaneJoinsAResendOfARowOnItsWay(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	first := b.submit("g_1", "ab") // queued
+	second := b.submit("g_1", "abc")
+	b.done(nil)
+	b.wantOut("ab") // c waits until it is known what becomes of a and b
+	third := b.submit("g_1", "bd")
+	b.done(nil)
+	first.want(t, "ok", "ok")
+	second.want(t, "dup", "dup", "")
+	third.want(t, "dup", "")
+	b.wantOut("cd")
+	b.done(nil)
+	if len(b.commits) != 5 {
+		t.Fatalf("%d commits, want 5: a row goes out once however many wait", len(b.commits))
+	}
+}
+
+func TestLaneKeepsARowForWhoStillWaits(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	first := b.submit("g_1", "ab")
+	second := b.submit("g_1", "a")
+	b.step(Expire{first.Run})
+	first.want(t, "unavailable", "behind")
+	b.done(nil)
+	b.wantOut("a") // b is wanted by nobody
+	b.done(nil)
+	second.want(t, "dup")
+	if !b.l.Idle() || b.l.rows != 0 || b.l.bytes != 0 || len(b.l.pending) != 0 {
+		t.Fatalf("left: rows %d, bytes %d, pending %d", b.l.rows, b.l.bytes, len(b.l.pending))
+	}
+}
+
+func TestLaneBoundsTheWaitersOfARow(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_1", "a")
+	for range maxWaiters - 1 {
+		b.submit("g_1", "a").want(t, "")
+	}
+	b.submit("g_1", "ab").want(t, "busy", "behind")
+}
+
+func TestLaneDoesNotJoinOtherContent(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_1", "a")
+	r := b.run("g_1", "a", 100)
+	r.Sends[0].Row.BodyHash[0] = 1
+	b.step(Submit{r.Run})
+	b.done(nil)
+	b.wantOut("a") // the store tells that the id was reused
+}
+
+func change(b *bench, conv string) (r *Run, answers *[]string) {
+	answers = &[]string{}
+	r = &Run{Conv: im.ConversationID(conv), Change: &store.Change{MessageID: 77}, Settled: func(_ store.ChangeResult, err error) {
+		*answers = append(*answers, im.ReasonName(im.ReasonOf(err)))
+	}}
+	b.step(Submit{r})
+	return r, answers
+}
+
+func TestLaneRunsAChangeAloneAndInOrder(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	b.submit("g_1", "a")
+	_, answers := change(b, "g_1")
+	b.submit("g_1", "b")
+	b.submit("g_2", "c")
+	b.done(nil)
+	b.wantOut("ac")
+	b.done(nil)
+	if b.out.Change == nil {
+		t.Fatal("the change is not next")
+	}
+	b.done(store.ErrUnknownOutcome)
+	if b.out.Change == nil || b.out.After != FirstRerun {
+		t.Fatal("the change does not run again in its place")
+	}
+	b.done(nil)
+	b.wantOut("b")
+	if len(*answers) != 1 || (*answers)[0] != im.ReasonName(0) {
+		t.Fatalf("answers %q", *answers)
+	}
+}
+
+func TestLaneExpiresAChange(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	r, answers := change(b, "g_1")
+	b.step(Expire{r})
+	b.step(Expire{r})
+	if len(*answers) != 1 || (*answers)[0] != "unavailable" || b.l.head != nil || b.l.rows != 0 {
+		t.Fatalf("answers %q", *answers)
+	}
+	_, answers = change(b, "g_1")
+	b.now = b.now.Add(time.Second)
+	b.done(nil)
+	if len(*answers) != 1 || (*answers)[0] != "busy" {
+		t.Fatalf("answers %q", *answers)
+	}
+}
+
+func TestLaneProbeWaitsForTheCallThatIsOut(t *testing.T) {
+	b := newBench(t)
+	closed := func(ch chan struct{}) bool {
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}
+	idle, busy := make(chan struct{}), make(chan struct{})
+	b.step(Probe{idle})
+	b.submit("g_1", "a")
+	b.step(Probe{busy})
+	if !closed(idle) || closed(busy) {
+		t.Fatal("an idle lane answers at once, a busy one later")
+	}
+	b.done(store.ErrUnknownOutcome)
+	if closed(busy) {
+		t.Fatal("answered before the outcome is known")
+	}
+	b.done(nil)
+	if !closed(busy) {
+		t.Fatal("not answered")
+	}
+}
+
+func TestLaneDrainsAndStops(t *testing.T) {
+	b := newBench(t)
+	out, queued := b.submit("g_0", "x"), b.submit("g_1", "ab")
+	joined := b.submit("g_1", "abc")
+	_, changed := change(b, "g_2")
+	b.step(Drain{})
+	b.submit("g_1", "d").want(t, "unavailable")
+	_, refused := change(b, "g_2")
+	if (*refused)[0] != "unavailable" {
+		t.Fatalf("change: %q", *refused)
+	}
+	queued.want(t, "", "")
+	b.step(Stop{})
+	out.want(t, "unavailable")
+	queued.want(t, "unavailable", "behind")
+	joined.want(t, "unavailable", "behind", "behind")
+	if (*changed)[0] != "unavailable" || b.l.head != nil || b.l.rows != 0 {
+		t.Fatalf("change %q, rows %d", *changed, b.l.rows)
+	}
+}

@@ -1,0 +1,311 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/outbox"
+	"github.com/imdhq/imd/sdk/go/protocol"
+	"github.com/imdhq/imd/sdk/go/timeline"
+)
+
+// Times of a device, as the SDK's.
+const (
+	backoffMin  = 500 * time.Millisecond
+	backoffMax  = 30 * time.Second
+	backoffCalm = 10 * time.Second // online that long, the next wait is short again
+	syncPause   = 200 * time.Millisecond
+	refused     = time.Minute // before a refused request is made again
+	historyJobs = protocol.ServerRequestWindow / 4
+	forever     = time.Duration(1<<63 - 1)
+)
+
+// device is one installed client. Its outbox and its timelines are real; the
+// rest is what the SDK's client does around them.
+type device struct {
+	w    *world
+	user im.UserID
+	id   string
+
+	box   *outbox.Outbox[*message]
+	views []*view
+	epoch string
+	token string
+	full  map[string]bool // named by the full listing under way
+	tries int             // of connecting, in a row
+
+	link     *link // nil = none
+	online   bool
+	since    time.Duration // online
+	heard    time.Duration
+	nextID   uint32
+	requests map[uint32]*request
+	answered map[uint32]bool // sends, by frame
+	cursors  map[string]int64
+	syncing  bool
+	again    bool          // a conversation is not known: sync
+	syncAt   time.Duration // not before
+	history  []job
+	reading  int
+	out      []*clientv1.ClientFrame // of the message that is being put together
+	wakeAt   time.Duration           // 0 = no timer
+}
+
+// view is one conversation on a device.
+type view struct {
+	id     string
+	tl     *timeline.Timeline
+	ackAt  time.Duration // 0 = nothing to acknowledge
+	unack  int
+	newest int64 // shown last
+	have   int64
+}
+
+// request waits for its answer.
+type request struct {
+	deadline time.Duration
+	done     func(f *clientv1.ServerFrame)
+}
+
+// job is a history request of a timeline.
+type job struct {
+	v   *view
+	req timeline.Request
+}
+
+func newDevice(w *world, user im.UserID, id string) *device {
+	return &device{w: w, user: user, id: id, box: outbox.New[*message](10_000)}
+}
+
+func (d *device) view(conv string) *view {
+	for _, v := range d.views {
+		if v.id == conv {
+			return v
+		}
+	}
+	v := &view{id: conv, tl: timeline.New(string(d.user), 0)}
+	if d.link == nil || !d.online || d.syncing {
+		v.tl.Connected()
+	}
+	d.views = append(d.views, v)
+	return v
+}
+
+// write puts n messages into the outbox.
+func (d *device) write(conv im.ConversationID, n int) {
+	for range n {
+		m := d.w.judge.wrote(d, string(conv))
+		d.box.Add(&outbox.Message[*message]{ID: m.id, Conversation: m.conv, Value: m, Send: &clientv1.Send{
+			ClientMessageId: m.id, To: &clientv1.Send_ConversationId{ConversationId: m.conv},
+		}})
+		d.view(m.conv).tl.Send(&clientv1.Entry{ClientMessageId: m.id})
+		if d.w.chance(d.w.plan.withdraw) {
+			d.w.after(d.w.between(0, 3*time.Second), func() { d.withdraw(m) })
+		}
+	}
+	d.tick()
+}
+
+// withdraw takes a message back if it is not known to be stored.
+func (d *device) withdraw(m *message) {
+	if d.box.Withdraw(m.id) != nil {
+		d.w.tracef("%s withdraws %s", d.id, m.id)
+		m.withdrawn = true
+		d.view(m.conv).tl.Withdraw(m.id)
+		d.tick()
+	}
+}
+
+// connect opens a connection to any gateway.
+func (d *device) connect() {
+	g := d.w.gates[d.w.rng.IntN(len(d.w.gates))]
+	l := &link{w: d.w, dev: d, gate: g}
+	d.link, d.online, d.nextID, d.heard = l, false, 0, d.w.now
+	d.requests, d.answered, d.cursors = map[uint32]*request{}, map[uint32]bool{}, map[string]int64{}
+	d.w.tracef("%s connects to %s", d.id, g.name)
+	d.w.after(protocol.ClientTimeout, func() {
+		if d.link == l && !d.online {
+			d.drop("no welcome in time")
+		}
+	})
+	d.w.after(d.w.delay(), func() {
+		if g.down {
+			d.lost(l, "refused")
+			return
+		}
+		g.exec(g.life, func() {
+			g.accept(l)
+			d.w.after(d.w.delay(), func() { d.hello(l) })
+		})
+	})
+}
+
+// hello writes hello and sync in one message.
+func (d *device) hello(l *link) {
+	if d.link != l {
+		l.cut()
+		return
+	}
+	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{DeviceId: d.id}}}, nil)
+	d.full = nil
+	d.sync()
+	d.flush()
+}
+
+// drop gives the connection up.
+func (d *device) drop(why string) {
+	l := d.link
+	l.cut()
+	d.lost(l, why)
+}
+
+// lost takes note that a connection is gone, and plans the next.
+func (d *device) lost(l *link, why string) {
+	if d.link != l {
+		return
+	}
+	d.w.tracef("%s lost its connection: %s", d.id, why)
+	if d.online && d.w.now-d.since >= backoffCalm {
+		d.tries = 0
+	}
+	d.link, d.online, d.syncing, d.again, d.history, d.reading, d.out = nil, false, false, false, nil, 0, nil
+	for _, v := range d.views {
+		v.tl.Disconnected()
+	}
+	d.box.Reconnected()
+	wait := d.w.between(0, min(backoffMin<<min(d.tries, 10), backoffMax))
+	d.tries++
+	d.w.after(wait, d.connect)
+}
+
+// ask queues a request.
+func (d *device) ask(f *clientv1.ClientFrame, done func(*clientv1.ServerFrame)) uint32 {
+	d.nextID++
+	f.Id = d.nextID
+	if done != nil {
+		d.requests[f.Id] = &request{d.w.now + protocol.ClientTimeout, done}
+	}
+	d.out = append(d.out, f)
+	return f.Id
+}
+
+// flush writes what waits, in one message.
+func (d *device) flush() {
+	if d.link != nil && len(d.out) > 0 {
+		d.link.toGateway(d.out)
+		d.out = nil
+	}
+}
+
+// sync asks what changed.
+func (d *device) sync() {
+	d.again, d.syncing, d.syncAt = false, true, d.w.now+syncPause
+	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
+	clear(d.cursors)
+	for _, v := range d.views {
+		if v.tl.Known() {
+			d.cursors[v.id] = v.tl.Have()
+			q.Cursors = append(q.Cursors, &clientv1.Cursor{ConversationId: v.id, Have: v.tl.Have()})
+		}
+	}
+	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: q}}, func(f *clientv1.ServerFrame) {
+		if f.GetError() != nil {
+			d.drop("the sync failed")
+			return
+		}
+		d.synced(f.GetSyncResult())
+	})
+}
+
+// synced takes one page of a sync.
+func (d *device) synced(r *clientv1.SyncResult) {
+	for _, st := range r.Conversations {
+		v := d.view(st.ConversationId)
+		d.takeStored(v, st.Page.GetEntries())
+		cursor, ok := d.cursors[st.ConversationId]
+		if !ok {
+			cursor = timeline.NoCursor
+		}
+		d.effects(v, v.tl.State(d.w.ms(), cursor, st))
+	}
+	if r.Full {
+		if d.full == nil {
+			d.full = map[string]bool{}
+		}
+		for _, st := range r.Conversations {
+			d.full[st.ConversationId] = true
+		}
+	}
+	d.token = r.SyncToken
+	if r.More {
+		d.sync()
+		return
+	}
+	if r.Full {
+		d.views = slices.DeleteFunc(d.views, func(v *view) bool {
+			return !d.full[v.id] && !d.box.Busy(v.id) && v.tl.Known()
+		})
+	}
+	d.full, d.syncing = nil, false
+	for _, v := range d.views {
+		d.effects(v, v.tl.Synced(d.w.ms()))
+	}
+}
+
+// effects does what a timeline asks for.
+func (d *device) effects(v *view, fx timeline.Effects) {
+	if fx.Reset {
+		v.newest, v.have = 0, 0
+	}
+	for _, e := range fx.Show {
+		d.w.judge.shown(d, v, e)
+	}
+	d.w.judge.moved(d, v)
+	v.unack += len(fx.Show)
+	if fx.Sync {
+		d.again = true
+	}
+	if fx.History != nil {
+		d.history = append(d.history, job{v, *fx.History})
+		d.readOn()
+	}
+	if v.tl.AckDue() && v.ackAt == 0 {
+		v.ackAt = d.w.now + protocol.AckDelay
+	}
+}
+
+// readOn sends the history requests of timelines, a few at a time.
+func (d *device) readOn() {
+	for d.link != nil && d.online && d.reading < historyJobs && len(d.history) > 0 {
+		j := d.history[0]
+		d.history = d.history[1:]
+		d.reading++
+		limit := int32(protocol.MaxHistoryLimit)
+		if j.req.Jump {
+			limit = int32(max(d.w.plan.pageLimit, 1))
+		}
+		d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_History{History: &clientv1.History{
+			ConversationId: j.v.id, AfterSeq: j.req.After, BeforeSeq: j.req.Before, Backward: j.req.Backward, Limit: limit,
+		}}}, func(f *clientv1.ServerFrame) {
+			d.reading--
+			if e := f.GetError(); e != nil {
+				wait := refused
+				if e.Retryable {
+					wait = 0
+				}
+				j.v.tl.HistoryFailed(d.w.ms(), wait.Milliseconds())
+			} else {
+				page := f.GetHistoryResult().Page
+				d.takeStored(j.v, page.Entries)
+				d.effects(j.v, j.v.tl.Page(d.w.ms(), j.req, page))
+			}
+			d.readOn()
+		})
+	}
+}
+
+// String names the device for messages.
+func (d *device) String() string { return fmt.Sprint(d.id) }
