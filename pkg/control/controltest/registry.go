@@ -38,6 +38,23 @@ func Run(t *testing.T, open func(t testing.TB) Fixture) {
 			{"a worker number comes free when it is released", workerReleased},
 			{"a worker number is lost with its lease", workerLost},
 			{"worker numbers that are not usable are passed over", workersUnusable},
+			{"one leads, and another when it stops", electOne},
+			{"elections of different names do not touch", electMany},
+			{"a process takes part in an election once", electOnce},
+			{"a deposed leader's effects are refused", electDeposed},
+			{"a Lead that returns gives the place up", electReturned},
+			{"a leader is transferred", electTransfer},
+			{"a leader that is asked resigns for anybody", electResign},
+			{"a wish for nobody opens the election again", electNobody},
+			{"a dead process is followed before its lease ends", electDead},
+			{"a living process is not followed however long it waits", electAlive},
+			{"a store that is away keeps the place open", electNoStore},
+			{"a fence that is ahead does not lock everybody out", electRewound},
+			{"one holds a lock, who asked first gets it first", lockOrder},
+			{"a waiter that gives up leaves the queue", lockGivenUp},
+			{"a lock that was lost while waiting is asked for anew", lockLostWaiting},
+			{"a lost lock writes nothing", lockLost},
+			{"a lock hands out a fence", lockFence},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -298,7 +315,16 @@ func restart(t *testing.T, f Fixture) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fences, led := newFences(), make(chan control.Term, 8)
+	campaign(t, a, "job", fences, led)
+	term := <-led
+	lock, err := a.Lock(t.Context(), control.LockRequest{Name: "job"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.Stop(t)
+	eventually(t, "the leader stops by itself", func() bool { return !term.Valid() && a.TermEnded("job") == nil })
+	eventually(t, "the lock counts as lost", func() bool { return !lock.Valid() })
 	eventually(t, "the view is stale", func() bool { return a.handle.View().Stale && b.handle.View().Stale })
 	if n := len(a.handle.View().Nodes); n != 2 {
 		t.Errorf("the stale view has %d nodes, want 2", n)
@@ -324,4 +350,11 @@ func restart(t *testing.T, f Fixture) {
 	if s := a.Stats(); s.Drift != 0 {
 		t.Errorf("after a restart: %+v", s)
 	}
+	if next := <-led; next.Proof().Token <= term.Proof().Token {
+		t.Errorf("token %d follows %d", next.Proof().Token, term.Proof().Token)
+	}
+	eventually(t, "the leader is announced", func() bool {
+		l, ok := b.handle.Leaders().Of("job")
+		return ok && l.Node == "a" && l.Token > term.Proof().Token && !b.handle.Leaders().Stale
+	})
 }

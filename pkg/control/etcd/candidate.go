@@ -135,7 +135,7 @@ func (c *candidate) take(ctx context.Context, ev electionEvent) electionAction {
 
 // begin starts Lead.
 func (c *candidate) begin(ctx context.Context, s election) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the term ends it, also when the campaign is to end
 	t := &term{
 		proof: store.Proof{Name: c.Name, Token: s.token, Holder: c.elector.holder()},
 		began: time.Now(), cancel: cancel, ended: make(chan struct{}),
