@@ -9,6 +9,10 @@ import (
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
+// firstCompare is between tries of the first comparison: what is lost before it
+// has succeeded is not compared.
+const firstCompare = time.Second
+
 // headsBatch is how many users one comparison names.
 const headsBatch = 1000
 
@@ -31,7 +35,11 @@ func (g *Gateway) antiEntropy(ctx context.Context) {
 		} else if ctx.Err() == nil {
 			g.Log.Warn("heads were not compared; the next round makes up for it", obs.Err(err))
 		}
-		t.Reset(time.Duration(float64(g.cfg.AntiEntropy.Interval) * jitter()))
+		wait := time.Duration(float64(g.cfg.AntiEntropy.Interval) * jitter())
+		if version == "" {
+			wait = min(wait, firstCompare)
+		}
+		t.Reset(wait)
 	}
 }
 

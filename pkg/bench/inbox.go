@@ -41,6 +41,7 @@ type conv struct {
 	last   string             // the sender of the entry before
 	opened bool
 	from   int64 // of the last Open record
+	held   int64 // newest entry that it is recorded to have
 }
 
 // seen is the newest entry that is here.
@@ -264,7 +265,8 @@ func (b *inbox) connected(epoch string, syncing bool) {
 			continue
 		}
 		if cv.opened {
-			b.d.h.rec.have(b.d, cv.id, cv.tl.Have())
+			cv.held = cv.tl.Have()
+			b.d.h.rec.have(b.d, cv.id, cv.held)
 		}
 		cv.tl.Connected()
 		if !syncing {

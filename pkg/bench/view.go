@@ -29,6 +29,7 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 			text = []byte(e.Content.GetText())
 		}
 		h.rec.show(b.d, cv.id, e, hash)
+		cv.held = e.Seq
 		if e.Sender != b.d.user {
 			h.shown(text)
 		}
@@ -47,13 +48,14 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 }
 
 // open records where the device begins with a conversation, or begins anew
-// after it took a newer page.
+// after it took a newer page. A beginning below what it has shown is none: its
+// user was away and is back, and what it has it keeps.
 func (b *inbox) open(cv *conv) {
 	from := cv.tl.From()
-	if !cv.tl.Known() || cv.opened && from <= cv.from {
+	if !cv.tl.Known() || cv.opened && from <= max(cv.from, cv.held) {
 		return
 	}
-	cv.opened, cv.from = true, from
+	cv.opened, cv.from, cv.held = true, from, from
 	b.d.h.rec.open(b.d, cv.id, from)
 }
 

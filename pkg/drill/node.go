@@ -136,6 +136,9 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 	deadline := time.Now().Add(readyLimit)
 	for {
 		if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
+			if e, err = datadir.ReadEndpoints(n.dir); err != nil { // what was read before may lack a listener
+				return err
+			}
 			n.mu.Lock()
 			n.points = e
 			n.mu.Unlock()

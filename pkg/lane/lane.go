@@ -144,7 +144,7 @@ type Run struct {
 // Send is one send of a run as it arrives.
 type Send struct {
 	Row     store.AppendRow // but for Row.Run, which the lane sets
-	Session im.SessionID    // gets no deliver
+	Session im.SessionID    // gets no deliver, as it gets the answer; emptied if it was told to try again
 	Size    int             // bytes that count against the limits
 }
 

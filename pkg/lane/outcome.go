@@ -92,6 +92,9 @@ func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 	case res.Err != nil:
 		l.failRow(row, res.Err)
 	default:
+		if w := row.waiters[0]; w.run.slots[w.at].done {
+			row.Session = "" // it was told to try again, so it has to hear of the entry
+		}
 		own := !res.Duplicate || res.MessageID == row.Row.MessageID // an earlier try of ours may have stored it
 		for i, w := range row.waiters {
 			l.answerOne(w, Verdict{Result: res, Duplicate: !own || i > 0})

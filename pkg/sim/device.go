@@ -30,12 +30,13 @@ type device struct {
 	user im.UserID
 	id   string
 
-	box   *outbox.Outbox[*message]
-	views []*view
-	epoch string
-	token string
-	full  map[string]bool // named by the full listing under way
-	tries int             // of connecting, in a row
+	box     *outbox.Outbox[*message]
+	views   []*view
+	epoch   string
+	token   string
+	full    map[string]bool // named by the full listing under way
+	listing bool            // more pages of the listing are to come
+	tries   int             // of connecting, in a row
 
 	link     *link // nil = none
 	online   bool
@@ -46,6 +47,7 @@ type device struct {
 	answered map[uint32]bool // sends, by frame
 	cursors  map[string]int64
 	syncing  bool
+	rest     bool          // the sync goes on with a listing that another connection began
 	again    bool          // a conversation is not known: sync
 	syncAt   time.Duration // not before
 	history  []job
@@ -150,7 +152,7 @@ func (d *device) hello(l *link) {
 		return
 	}
 	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{DeviceId: d.id}}}, nil)
-	d.full = nil
+	d.rest = d.listing
 	d.sync()
 	d.flush()
 }
@@ -239,7 +241,7 @@ func (d *device) synced(r *clientv1.SyncResult) {
 			d.full[st.ConversationId] = true
 		}
 	}
-	d.token = r.SyncToken
+	d.token, d.listing = r.SyncToken, r.More
 	if r.More {
 		d.sync()
 		return
@@ -249,7 +251,13 @@ func (d *device) synced(r *clientv1.SyncResult) {
 			return !d.full[v.id] && !d.box.Busy(v.id) && v.tl.Known()
 		})
 	}
-	d.full, d.syncing = nil, false
+	d.full = nil
+	if d.rest {
+		d.rest = false
+		d.sync()
+		return
+	}
+	d.syncing = false
 	for _, v := range d.views {
 		d.effects(v, v.tl.Synced(d.w.ms()))
 	}

@@ -119,6 +119,6 @@ func (w *world) restore() {
 			w.kill(&s.process)
 		}
 	}
+	w.judge.restoring()
 	w.store.restore()
-	w.judge.restored()
 }

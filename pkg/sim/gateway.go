@@ -19,6 +19,7 @@ const (
 	submitSends   = 200
 	submitBytes   = 256 << 10
 	readTimeout   = 1200 * time.Millisecond
+	firstCompare  = time.Second // between tries of the first comparison of heads
 )
 
 // gateway is one node with the gateway role.
@@ -47,7 +48,7 @@ type submission struct {
 }
 
 func (g *gateway) start() {
-	g.links, g.sessions, g.outlets, g.since = nil, nil, nil, -1
+	g.links, g.sessions, g.outlets, g.since = nil, nil, nil, everything
 	for _, n := range g.w.states {
 		g.outlets = append(g.outlets, &submitter{node: n})
 	}
@@ -164,7 +165,13 @@ func (g *gateway) read(serve func(reply func(any)), done func(res any, ok bool))
 // know them.
 func (g *gateway) compare() {
 	interval := g.w.plan.antiEntropy
-	again := func() { g.later(g.w.between(interval*8/10, interval*12/10), g.compare) }
+	again := func() {
+		wait := g.w.between(interval*8/10, interval*12/10)
+		if g.since == everything {
+			wait = min(wait, firstCompare)
+		}
+		g.later(wait, g.compare)
+	}
 	var users []im.UserID
 	for _, s := range g.sessions {
 		if !slices.Contains(users, s.user) {
@@ -178,13 +185,13 @@ func (g *gateway) compare() {
 	}
 	since := g.since
 	g.read(func(reply func(any)) {
-		if since < 0 {
+		if since == everything {
 			since = g.w.now // a version to begin with
 		}
 		heads, next := g.w.store.heads(users, since)
 		reply(answer{heads, next, g.w.store.epochName()})
 	}, func(res any, ok bool) {
-		again()
+		defer again()
 		if !ok {
 			return
 		}

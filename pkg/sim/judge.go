@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -111,11 +112,11 @@ func (j *judge) refused(m *message, a *clientv1.SendAck) {
 	j.w.fail("%s was refused for good: %s", m.id, a.Error.Reason)
 }
 
-// cameBack reports whether the sender was out of the conversation and is in it
-// again: then a copy of the refused message that was on its way may be stored.
+// cameBack reports whether the sender was out of the conversation and came back.
+// Then a copy of a refused message that was on its way may be stored; and where
+// a refusal got lost, what follows it may be stored before it is sent again.
 func (j *judge) cameBack(m *message) bool {
-	c := j.conv(m)
-	return len(c.members[m.dev.user].stays) > 1 && c.present(m.dev.user)
+	return len(j.conv(m).members[m.dev.user].stays) > 1
 }
 
 // shown looks at each entry that a device shows.
@@ -147,13 +148,13 @@ func (j *judge) moved(d *device, v *view) {
 	}
 }
 
-// restored makes void what was known of messages that are not stored any more.
-func (j *judge) restored() {
+// restoring makes void what is known of messages that will not be stored any
+// more.
+func (j *judge) restoring() {
 	j.restores = j.w.now
 	for _, m := range j.sends {
-		if j.stored(m) == nil {
-			m.void = m.void || m.ok != nil || m.dev.box.Get(m.id) == nil
-			m.ok = nil
+		if e := j.stored(m); e != nil && !slices.Contains(j.conv(m).log[:j.conv(m).backup.entries], e) {
+			m.void, m.ok = true, nil
 		}
 	}
 }

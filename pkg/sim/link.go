@@ -23,6 +23,11 @@ type link struct {
 
 // toGateway carries frames of a device.
 func (l *link) toGateway(frames []*clientv1.ClientFrame) {
+	if l.w.trace != nil {
+		for _, f := range frames {
+			l.w.tracef("%s writes %v", l.dev, f)
+		}
+	}
 	l.up = max(l.up, l.w.now+l.w.delay())
 	life := l.gate.life
 	l.w.after(l.up-l.w.now, func() {

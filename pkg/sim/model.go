@@ -14,14 +14,18 @@ import (
 // that began earlier may commit later. No append lasts longer.
 const overlap = 10 * time.Second
 
+// everything is the time since which all there is has changed.
+const everything = -time.Hour
+
 // model is the message store as its port describes it, kept the simple way.
 // Each call happens at one instant.
 type model struct {
-	w      *world
-	convs  []*modelConv
-	byID   map[im.ConversationID]*modelConv
-	epoch  int
-	tokens []syncToken
+	w       *world
+	convs   []*modelConv
+	byID    map[im.ConversationID]*modelConv
+	epoch   int
+	tokens  []syncToken
+	changes map[im.ClientMessageID]store.ChangeResult // first answers
 }
 
 // modelConv is one conversation: its log, what is stored under which key, and
@@ -170,7 +174,9 @@ func (m *model) change(ch *store.Change, began time.Duration) (res store.ChangeR
 	c := m.byID[ch.Conversation]
 	k := modelKey{ch.Actor, ch.RequestID}
 	if e := c.keys[k]; e != nil {
-		return store.ChangeResult{Conversation: c.id, Entry: im.Entry{Seq: im.Seq(e.Seq), MessageID: im.MessageID(e.MessageId)}, Duplicate: true}, nil
+		res = m.changes[ch.RequestID]
+		res.Duplicate = true
+		return res, nil
 	}
 	if c.locked > m.w.now {
 		return res, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "model", "locked")
@@ -197,6 +203,7 @@ func (m *model) change(ch *store.Change, began time.Duration) (res store.ChangeR
 	}
 	c.members[user].stamp = began
 	m.w.commits++
+	defer func() { m.changes[ch.RequestID] = res }()
 	res.Conversation, res.Entry = c.id, im.Entry{Seq: im.Seq(e.Seq), MessageID: im.MessageID(e.MessageId)}
 	return res, nil
 }
@@ -261,7 +268,7 @@ type syncPage struct {
 // listings if place is 0.
 type syncToken struct {
 	epoch int
-	since time.Duration // what changed from then on is listed; -1 = all
+	since time.Duration // what changed from then on is listed
 	next  time.Duration // since, of the next listing
 	place int           // conversation to go on with
 }
@@ -269,7 +276,7 @@ type syncToken struct {
 // sync lists what changed for a user since a token.
 func (m *model) sync(u im.UserID, token string, cursors map[string]int64, limit int) syncPage {
 	p := syncPage{same: token == ""}
-	t := syncToken{epoch: m.epoch, since: -1}
+	t := syncToken{epoch: m.epoch, since: everything}
 	if i, err := strconv.Atoi(token); err == nil && m.tokens[i].epoch == m.epoch {
 		t, p.same = m.tokens[i], true
 		if t.place == 0 {
@@ -285,7 +292,7 @@ func (m *model) sync(u im.UserID, token string, cursors map[string]int64, limit 
 	if !p.same {
 		cursors = nil
 	}
-	p.full = t.since < 0
+	p.full = t.since == everything
 	for ; t.place < len(m.convs); t.place++ {
 		c := m.convs[t.place]
 		if c.members[u] == nil || !m.listed(c, u, t.since, cursors) {
@@ -314,7 +321,7 @@ func (m *model) listed(c *modelConv, u im.UserID, since time.Duration, cursors m
 	if have, ok := cursors[string(c.id)]; ok && (c.top(u) > have || !c.present(u)) {
 		return true
 	}
-	return since < 0 || stamp >= since
+	return stamp >= since
 }
 
 func (m *model) state(c *modelConv, u im.UserID) *clientv1.ConversationState {

@@ -64,6 +64,7 @@ func makePlan(r *rand.Rand) plan {
 	if p.sealed {
 		p.antiEntropy, p.fanLoss, p.stateCrashes, p.pushCrashes, p.restores = 0, 0, 0, 0, 0
 		p.statePauses = 0 // a fan-out that waits too long is dropped
+		p.withdraw = 0    // what was refused and is stored all the same is not delivered to its session
 	}
 	return p
 }

@@ -20,6 +20,9 @@ func (d *device) received(l *link, frames []*clientv1.ServerFrame) {
 }
 
 func (d *device) handle(f *clientv1.ServerFrame) {
+	if d.w.trace != nil && f.GetSendAck() == nil {
+		d.w.tracef("%s gets %v", d, f)
+	}
 	switch k := f.Kind.(type) {
 	case *clientv1.ServerFrame_Welcome:
 		d.welcome(k.Welcome)
@@ -35,7 +38,7 @@ func (d *device) handle(f *clientv1.ServerFrame) {
 	case *clientv1.ServerFrame_Ping:
 		d.out = append(d.out, &clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
 	case *clientv1.ServerFrame_Bye:
-		d.w.tracef("%s is told bye: %s", d.id, k.Bye.Reason)
+
 	case *clientv1.ServerFrame_SyncResult, *clientv1.ServerFrame_HistoryResult, *clientv1.ServerFrame_Error:
 		if r := d.requests[f.Id]; r != nil {
 			delete(d.requests, f.Id)
@@ -49,7 +52,7 @@ func (d *device) welcome(wl *clientv1.Welcome) {
 	d.w.tracef("%s is welcome as %s", d.id, wl.SessionId)
 	d.online, d.since = true, d.w.now
 	if d.epoch != "" && d.epoch != wl.DataEpoch {
-		d.token = ""
+		d.token, d.full, d.listing, d.rest = "", nil, false, false
 		clear(d.cursors)
 		for _, v := range d.views {
 			v.tl.Resync()

@@ -96,19 +96,19 @@ func (s *session) join(id uint32, welcomed func()) {
 			reply(s.w.routes.claim(route{s.user, s.device, s.id, s.g}))
 		},
 		done: func(res any, ok bool) {
-			switch {
-			case s.phase != joining:
-				s.release()
-				return
-			case !ok:
+			if !ok {
 				s.end("busy")
 				return
 			}
-			s.g.sessions = append(s.g.sessions, s)
 			for _, o := range res.([]route) {
 				g := o.gate
 				s.w.after(s.w.delay(), func() { g.exec(g.life, func() { g.kick(o.session, "superseded") }) })
 			}
+			if s.phase != joining { // too late, and all the same the others have lost their place
+				s.release()
+				return
+			}
+			s.g.sessions = append(s.g.sessions, s)
 			s.admit(id, welcomed)
 		},
 	})

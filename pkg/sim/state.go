@@ -188,12 +188,35 @@ func (l *laneDriver) call(work *lane.Work) {
 func (l *laneDriver) append(rows []store.AppendRow, end func(lane.Result)) {
 	w := l.n.w
 	began := w.now
+	if w.trace != nil {
+		var ids []string
+		for _, r := range rows {
+			ids = append(ids, string(r.ClientMessageID))
+		}
+		w.tracef("%s calls the store with %v", l.n.name, ids)
+		told := end
+		end = func(r lane.Result) {
+			w.tracef("%s hears of %v: %v %v", l.n.name, ids, r.Err, errorsOf(r.Results))
+			told(r)
+		}
+	}
 	l.n.store(len(rows), func() lane.Result {
 		if slices.ContainsFunc(rows, func(r store.AppendRow) bool { return strings.HasSuffix(string(r.ClientMessageID), "!") }) {
 			return lane.Result{Err: im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "model", "poison")}
 		}
 		return lane.Result{Results: w.store.append(rows, began)}
 	}, end)
+}
+
+// errorsOf are the errors of rows, for the trace.
+func errorsOf(rs []store.AppendResult) []error {
+	var errs []error
+	for _, r := range rs {
+		if r.Err != nil {
+			errs = append(errs, r.Err)
+		}
+	}
+	return errs
 }
 
 // halves is what a driver must not do: the second half of a batch does not wait

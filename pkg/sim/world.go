@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -121,7 +122,7 @@ func (w *world) delay() time.Duration {
 func (w *world) build() {
 	p := &w.plan
 	w.judge = newJudge(w)
-	w.store = &model{w: w, byID: map[im.ConversationID]*modelConv{}}
+	w.store = &model{w: w, byID: map[im.ConversationID]*modelConv{}, changes: map[im.ClientMessageID]store.ChangeResult{}}
 	for i := range p.convs {
 		c := &modelConv{
 			id: im.ConversationID(fmt.Sprint("g_", i)), keys: map[modelKey]*clientv1.Entry{}, members: map[im.UserID]*modelMember{},
@@ -178,10 +179,12 @@ func (w *world) settle() {
 	if w.plan.antiEntropy > 0 && w.plan.restores > 0 {
 		end += 2 * w.plan.antiEntropy
 	}
-	for w.now < end && !w.judge.settled() {
+	for calm := 0; w.now < end && calm < 4; calm++ {
 		w.run(w.now + time.Second)
+		if !w.judge.settled() {
+			calm = 0
+		}
 	}
-	w.run(w.now + 3*time.Second)
 }
 
 // run lets everything happen up to a time.

@@ -56,6 +56,7 @@ type Client struct {
 	convs     map[string]*conv
 	touched   uint64
 	full      map[string]bool // conversations named by a full answer so far
+	listing   bool            // syncToken is of a listing with more pages
 	syncAgain bool
 	syncAt    time.Time // the next sync for an unknown conversation, at the earliest
 	history   []*historyJob

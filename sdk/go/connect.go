@@ -120,7 +120,7 @@ func (c *Client) hello(s *session, token string) {
 		Class:      c.opts.Class,
 		Client:     c.opts.Name,
 	}}}, nil)
-	c.full = nil
+	s.rest = c.listing
 	if !c.opts.SendOnly {
 		c.sync(s, time.Now())
 	}

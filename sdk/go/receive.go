@@ -112,7 +112,7 @@ func (c *Client) firstSync() {
 
 // resync voids what is known of a store that has another history now.
 func (c *Client) resync(s *session) {
-	c.syncToken = ""
+	c.syncToken, c.full, c.listing, s.rest = "", nil, false, false
 	clear(s.cursors)
 	for _, cv := range c.convs {
 		for _, id := range cv.tl.Resync() {
@@ -272,7 +272,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 			c.full[st.ConversationId] = true
 		}
 	}
-	c.syncToken, s.syncTries = r.SyncToken, 0
+	c.syncToken, c.listing, s.syncTries = r.SyncToken, r.More, 0
 	if r.More {
 		c.sync(s, now)
 		return
@@ -281,6 +281,11 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 		c.forget(c.full)
 	}
 	c.full = nil
+	if s.rest { // what it listed before this session began may have changed since
+		s.rest = false
+		c.sync(s, now)
+		return
+	}
 	s.syncing = false
 	for _, cv := range c.convs {
 		c.effects(cv, cv.tl.Synced(c.ms(now)))

@@ -36,6 +36,7 @@ type session struct {
 	syncing   bool
 	syncRetry time.Time // when to ask again after a refused sync; zero = not
 	syncTries int       // refusals in a row
+	rest      bool      // its sync goes on with a listing that another session began
 	bye       *clientv1.Bye
 	cause     error // why it ended
 }

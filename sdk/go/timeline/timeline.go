@@ -263,6 +263,8 @@ func (t *Timeline) void() {
 	t.asking, t.gapAt, t.gapDelay, t.needNewest = nil, never, gapDelayMs, false
 	t.ackBase, t.ackDone, t.ackExtra = 0, 0, nil
 	t.unread, t.countedTo = 0, 0
+	// What was stored in the log that is void now, and not shown yet.
+	t.local = slices.DeleteFunc(t.local, func(it *Item) bool { return it.Entry.Seq != 0 })
 }
 
 // offer applies the rule to one entry.
