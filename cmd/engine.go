@@ -131,7 +131,7 @@ func (e *engine) assemble() error {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
 	ctl, peers := &control.Handle{}, peer.NewSet(id, e.log)
-	admin.New(admin.Deps{Node: id, View: ctl.View, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
+	admin.New(admin.Deps{Node: id, Control: ctl, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Reg: e.reg, Config: e.cfg.values.Decode, Control: ctl, Store: &store.Handle{},

@@ -49,7 +49,7 @@ func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps
 // Start opens the control plane and reads the cluster once.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	p, err := c.Open(ctx, OpenOptions{
-		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Log: c.Log,
+		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, PublishLeaders: c.Handle.SetLeaders, Log: c.Log,
 	})
 	if err != nil {
 		return err
@@ -61,6 +61,8 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.plane = p
 	c.mu.Unlock()
 	c.Handle.SetWorkers(p)
+	c.Handle.SetElector(p)
+	c.Handle.SetLocker(p)
 	return nil
 }
 
@@ -129,6 +131,15 @@ func (c *ControlPlane) opened() (Plane, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.plane, c.plane != nil
+}
+
+// termEnded is Plane's TermEnded.
+func (c *ControlPlane) termEnded(name string) <-chan struct{} {
+	p, ok := c.opened()
+	if !ok {
+		return nil
+	}
+	return p.TermEnded(name)
 }
 
 // record is what was announced last.

@@ -65,8 +65,8 @@ func (l *Leaders) Of(name string) (Leader, bool) {
 // Term is one period of leadership. Its methods are safe for concurrent use.
 type Term interface {
 	// Proof is what each effect of the leader must prove in its transaction. A
-	// store that answers store.ErrFenced says that the term is over: return from
-	// Lead.
+	// store that answers store.ErrFenced says that the term is over: return that
+	// error from Lead.
 	Proof() store.Proof
 	// Valid reports whether the lease still holds by this process's own clock.
 	// It saves useless work; only the proof makes an effect safe.
@@ -80,9 +80,11 @@ type Candidacy struct {
 	// claim and may fail; then the claim is tried again.
 	Fences func() (store.Fences, error)
 	// Lead does the leader's work until ctx is done, which it is as soon as the
-	// term ends for any reason. It returns within a second of that. Returning
-	// earlier resigns. It is never called twice at the same time.
-	Lead func(ctx context.Context, t Term)
+	// term ends for any reason. It returns within half a second of that. Returning
+	// earlier resigns, and leaves the place to others for 2 s; the error only tells
+	// a term that was fenced (store.ErrFenced) from one that was given up. It is
+	// never called twice at the same time.
+	Lead func(ctx context.Context, t Term) error
 }
 
 // Elector runs elections. One per process.
@@ -94,10 +96,10 @@ type Elector interface {
 	// ErrElectionName, or this process takes part already.
 	Campaign(ctx context.Context, c Candidacy) error
 	// Transfer asks the leader to resign, in favour of a node or of anyone else
-	// (""). If that node is no candidate, the election is open to all 5 s later. It
-	// returns when the leader has been asked, which it obeys at once if it lives.
-	// Errors: ErrNoLeader, ErrElectionName, or the control plane is away.
-	Transfer(ctx context.Context, name string, to im.NodeID) error
+	// (""). If that node is no candidate, the election is open to all 3 s later. It
+	// returns when the leader has been asked, which it obeys at once if it lives:
+	// who that is, or the node itself if it leads already. Errors: ErrNoLeader, ErrElectionName, or the control plane is away.
+	Transfer(ctx context.Context, name string, to im.NodeID) (Leader, error)
 }
 
 // LockRequest is what a lock is wanted for.

@@ -39,6 +39,7 @@ type candidate struct {
 	seen    *table // newest copy of the keys; nil once it was taken in
 	history int    // of the last copy that was taken in
 	idle    bool   // Lead has returned
+	fenced  bool   // and said that an effect was refused
 	refused int64  // create revision of a key whose process is dead
 	term    *term  // the present one, until Lead has returned; set by run's goroutine
 }
@@ -147,14 +148,12 @@ func (c *candidate) begin(ctx context.Context, s election) {
 	c.mu.Unlock()
 	c.log.Info("leading", zap.Int64("token", s.token))
 	c.elector.wg.Go(func() {
-		defer func() {
-			t.cancel()
-			c.mu.Lock()
-			c.idle = true
-			c.mu.Unlock()
-			c.poke()
-		}()
-		c.Lead(ctx, t)
+		err := c.Lead(ctx, t)
+		t.cancel()
+		c.mu.Lock()
+		c.idle, c.fenced = true, errors.Is(err, store.ErrFenced)
+		c.mu.Unlock()
+		c.poke()
 	})
 }
 
@@ -215,7 +214,7 @@ func (c *candidate) news() (electionEvent, bool) {
 	switch {
 	case c.idle:
 		c.idle, c.seen = false, t
-		return electionEvent{kind: evIdle}, true
+		return electionEvent{kind: evIdle, fenced: c.fenced}, true
 	case t != nil && !t.stale: // a stale one has nothing new
 		ev := c.elector.saw(c.key, t)
 		ev.anew, c.history = t.history != c.history, t.history

@@ -176,7 +176,7 @@ func (d *Driver) Campaign(ctx context.Context, c control.Candidacy) error {
 }
 
 // Transfer asks a leader to resign; see control.Elector.
-func (d *Driver) Transfer(ctx context.Context, name string, to im.NodeID) error {
+func (d *Driver) Transfer(ctx context.Context, name string, to im.NodeID) (control.Leader, error) {
 	return d.elector.transfer(ctx, name, to)
 }
 

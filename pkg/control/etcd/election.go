@@ -88,6 +88,7 @@ type electionEvent struct {
 	sent    time.Time
 	token   int64
 	ours    bool
+	fenced  bool // evIdle: an effect was refused
 	cluster string
 	anew    bool      // evSeen: etcd has another history; revisions begin anew
 	wish    wishState // evSeen
@@ -189,7 +190,10 @@ func (s *election) absorb(ev electionEvent) {
 		}
 	case evIdle:
 		s.busy = false
-		if s.acting {
+		switch {
+		case s.acting && ev.fenced:
+			s.end(control.EndFenced, ev.at)
+		case s.acting:
 			s.end(control.EndReturned, ev.at)
 		}
 	case evRefused:
@@ -259,7 +263,7 @@ func (s *election) end(reason string, now time.Time) {
 		return
 	}
 	s.quit, s.quitAt = reason, now
-	if reason == control.EndReturned || reason == control.EndDemoted {
+	if reason == control.EndReturned || reason == control.EndFenced || reason == control.EndDemoted {
 		s.tryAt = now.Add(s.timing.rest)
 	}
 	if s.acting {

@@ -286,7 +286,7 @@ func (w *simWorld) turn(n *simNode) {
 	}
 	switch {
 	case n.state.busy && !n.leading:
-		w.feed(n, electionEvent{kind: evIdle})
+		w.feed(n, electionEvent{kind: evIdle, fenced: w.rnd.IntN(2) == 0})
 	case len(n.seen) > 0 && !w.now.Before(n.seen[0].at) && !w.now.Before(n.cut):
 		ev := n.seen[0]
 		n.seen = n.seen[1:]

@@ -20,7 +20,7 @@ import (
 
 const (
 	wishSuffix = "/wish"
-	wishTTL    = 5                // s; a wish that nobody fulfils ends by itself
+	wishTTL    = 3                // s; a wish that nobody fulfils ends by itself
 	keepGone   = 10 * time.Second // a leader that has left stays in view
 )
 
@@ -259,43 +259,53 @@ func (e *elector) saw(key string, t *table) electionEvent {
 
 // transfer is control.Elector's Transfer. A wish is written only while the
 // leader that it is for still leads.
-func (e *elector) transfer(ctx context.Context, name string, to im.NodeID) error {
+func (e *elector) transfer(ctx context.Context, name string, to im.NodeID) (control.Leader, error) {
 	if err := control.CheckName(name); err != nil {
-		return err
+		return control.Leader{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	key := e.prefix + name
 	resp, err := e.client.Get(ctx, key)
 	if err != nil {
-		return fmt.Errorf("control: read the leader of %s: %w", name, err)
+		return control.Leader{}, fmt.Errorf("control: read the leader of %s: %w", name, err)
 	}
 	if len(resp.Kvs) == 0 {
-		return fmt.Errorf("election %q: %w", name, control.ErrNoLeader)
+		return control.Leader{}, fmt.Errorf("election %q: %w", name, control.ErrNoLeader)
 	}
 	kv := resp.Kvs[0]
-	if l, err := leaderOf(entry{value: kv.Value}); err == nil && to != "" && l.Node == to {
-		return nil
+	l, err := leaderOf(entry{value: kv.Value})
+	if err == nil && to != "" && l.Node == to {
+		return l, nil
+	}
+	asked, err := e.ask(ctx, key, wish{To: to, For: kv.CreateRevision})
+	if err != nil {
+		return control.Leader{}, fmt.Errorf("control: ask the leader of %s: %w", name, err)
+	}
+	if !asked {
+		return control.Leader{}, fmt.Errorf("election %q: the leader has just changed: %w", name, control.ErrNoLeader)
+	}
+	return l, nil
+}
+
+// ask writes a wish, under a lease; false = its leader has left.
+func (e *elector) ask(ctx context.Context, key string, w wish) (bool, error) {
+	b, err := json.Marshal(w)
+	if err != nil {
+		return false, err
 	}
 	g, err := e.client.Grant(ctx, wishTTL)
 	if err != nil {
-		return fmt.Errorf("control: ask the leader of %s: %w", name, err)
-	}
-	b, err := json.Marshal(wish{To: to, For: kv.CreateRevision})
-	if err != nil {
-		return err
+		return false, err
 	}
 	done, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", kv.CreateRevision)).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", w.For)).
 		Then(clientv3.OpPut(key+wishSuffix, string(b), clientv3.WithLease(g.ID))).
 		Commit()
 	if err != nil {
-		return fmt.Errorf("control: ask the leader of %s: %w", name, err)
+		return false, err
 	}
-	if !done.Succeeded {
-		return fmt.Errorf("election %q: the leader has just changed: %w", name, control.ErrNoLeader)
-	}
-	return nil
+	return done.Succeeded, nil
 }
 
 // stats adds what the elections have counted.

@@ -74,7 +74,7 @@ func (e *elector) outlive(ctx context.Context, l control.Leader) bool {
 		case err == nil && boot == l.BootID:
 		case err == nil && boot != "": // another process has the port
 			return true
-		case err != nil && refused(ctx, l.Address):
+		case err != nil && refuses(ctx, l.Address):
 			return true
 		}
 		_ = backoff.Sleep(ctx, pollPause) // the loop looks at ctx
@@ -99,9 +99,9 @@ func (e *elector) poll(ctx context.Context, l control.Leader) (boot string, err 
 	return resp.Header.Get(control.BootHeader), resp.Body.Close()
 }
 
-// refused reports whether the address refuses connections, every time. A
+// refuses reports whether the address refuses connections, every time. A
 // connection that comes about, or that times out, proves no death.
-func refused(ctx context.Context, address string) bool {
+func refuses(ctx context.Context, address string) bool {
 	for i := range redials {
 		if i > 0 && backoff.Sleep(ctx, redialGap) != nil {
 			return false
