@@ -20,9 +20,13 @@ const (
 	redialGap  = 100 * time.Millisecond
 	redialTry  = 300 * time.Millisecond // of one dial
 	redials    = 2
-	pollPause  = time.Second // after an answer that came at once, or a failure that proves nothing
 	quickReply = 100 * time.Millisecond
 )
+
+// pollPauses are after answers that came at once, and failures that prove
+// nothing. The first is short: a leader answers at once before it acts, and the
+// sockets of a dying process do not close all in one moment.
+var pollPauses = backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second}
 
 // vigil waits at the process of a leader for its death: a long poll that the
 // kernel breaks when the process ends, and then two refused connections.
@@ -63,13 +67,14 @@ func (e *elector) vigilAt(l control.Leader, dead func()) *vigil {
 
 // outlive returns true when the process of l is gone, false when ctx is done.
 func (e *elector) outlive(ctx context.Context, l control.Leader) bool {
-	for ctx.Err() == nil {
+	for attempt := 0; ctx.Err() == nil; attempt++ {
 		began := time.Now()
 		boot, err := e.poll(ctx, l)
 		switch {
 		case ctx.Err() != nil:
 			return false
 		case err == nil && boot == l.BootID && time.Since(began) > quickReply:
+			attempt = -1
 			continue
 		case err == nil && boot == l.BootID:
 		case err == nil && boot != "": // another process has the port
@@ -77,7 +82,7 @@ func (e *elector) outlive(ctx context.Context, l control.Leader) bool {
 		case err != nil && refuses(ctx, l.Address):
 			return true
 		}
-		_ = backoff.Sleep(ctx, pollPause) // the loop looks at ctx
+		_ = pollPauses.Sleep(ctx, attempt) // the loop looks at ctx
 	}
 	return false
 }
