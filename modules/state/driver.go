@@ -90,7 +90,6 @@ func (d *driver) run(ctx context.Context) {
 			}
 			done := d.do(d.call(ctx, w))
 			if len(done) > 0 {
-				failpoint.Hit(failpoint.BeforeFanout)
 				d.after(done)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
@@ -96,6 +97,7 @@ func (f *fanout) run(ctx context.Context) {
 			}
 			continue
 		}
+		failpoint.Hit(failpoint.BeforeFanout)
 		f.send(ctx, items)
 		f.mu.Lock()
 		f.out = false

@@ -21,6 +21,10 @@ const (
 	refused     = time.Minute // before a refused request is made again
 	historyJobs = protocol.ServerRequestWindow / 4
 	forever     = time.Duration(1<<63 - 1)
+	// claimsEnd is how long a claim may be on its way. One that arrives behind a
+	// later one of its device takes the place of that without its knowing; heads
+	// make up for it.
+	claimsEnd = 1500 * time.Millisecond
 )
 
 // device is one installed client. Its outbox and its timelines are real; the
@@ -152,7 +156,7 @@ func (d *device) hello(l *link) {
 		return
 	}
 	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{DeviceId: d.id}}}, nil)
-	d.rest = d.listing
+	d.rest, d.again = d.listing, false
 	d.sync()
 	d.flush()
 }
@@ -180,6 +184,9 @@ func (d *device) lost(l *link, why string) {
 	d.box.Reconnected()
 	wait := d.w.between(0, min(backoffMin<<min(d.tries, 10), backoffMax))
 	d.tries++
+	if d.w.plan.sealed {
+		wait += claimsEnd
+	}
 	d.w.after(wait, d.connect)
 }
 
@@ -204,7 +211,7 @@ func (d *device) flush() {
 
 // sync asks what changed.
 func (d *device) sync() {
-	d.again, d.syncing, d.syncAt = false, true, d.w.now+syncPause
+	d.syncing, d.syncAt = true, d.w.now+syncPause
 	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
 	clear(d.cursors)
 	for _, v := range d.views {
@@ -253,7 +260,7 @@ func (d *device) synced(r *clientv1.SyncResult) {
 	}
 	d.full = nil
 	if d.rest {
-		d.rest = false
+		d.rest, d.again = false, false
 		d.sync()
 		return
 	}

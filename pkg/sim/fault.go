@@ -39,8 +39,9 @@ func (w *world) breakThings() {
 		at := w.between(p.span/4, p.span)
 		w.after(at/2, w.store.keep)
 		w.after(at, w.restore)
+		w.run(max(p.span, at+restoring))
 	}
-	w.run(p.span)
+	w.run(max(p.span, w.now))
 }
 
 // times plans n faults.
@@ -110,15 +111,27 @@ func (w *world) changeMember() {
 	})
 }
 
+// restoring is how long the state role stands still for a restore: nothing of
+// the former history is on its way to anybody after it.
+const restoring = 10 * time.Second
+
 // restore stops the state role, brings the backup back and starts it again.
 func (w *world) restore() {
-	w.tracef("the backup is restored")
+	w.tracef("the state role stops for a restore")
 	w.faults++
+	w.stopped = true
 	for _, s := range w.states {
 		if !s.down {
-			w.kill(&s.process)
+			s.crash()
 		}
 	}
-	w.judge.restoring()
-	w.store.restore()
+	w.after(restoring, func() {
+		w.tracef("the backup is restored")
+		w.judge.restoring()
+		w.store.restore()
+		w.stopped = false
+		for _, s := range w.states {
+			w.restart(&s.process)
+		}
+	})
 }

@@ -285,9 +285,6 @@ func (m *model) sync(u im.UserID, token string, cursors map[string]int64, limit 
 	}
 	if t.place == 0 {
 		t.next = m.w.now - overlap
-		if m.w.bad == NoOverlap {
-			t.next = m.w.now
-		}
 	}
 	if !p.same {
 		cursors = nil

@@ -32,6 +32,7 @@ type plan struct {
 	unknown, late, away, locked, slow float64 // outcomes of calls to the store
 	poison                            float64 // sends that the store cannot take
 	submitLoss, readLoss, fanLoss     float64 // calls between roles
+	slowClaims                        float64 // of routes
 	withdraw                          float64 // of sends
 
 	resets, silences, stalls     int // connections that break, go silent, stop for a while
@@ -46,8 +47,8 @@ func makePlan(r *rand.Rand) plan {
 	p := plan{
 		users: some(2, 4), devices: some(1, 2), convs: some(1, 3), gateways: some(1, 2), states: 2, lanes: some(1, 2),
 		sends: some(10, 50), span: time.Duration(some(2, 12)) * time.Second, burst: some(1, 12),
-		large: r.IntN(4) == 0, holes: r.IntN(5) == 0, sealed: r.IntN(4) == 0,
-		antiEntropy: 30 * time.Second, pageLimit: []int{0, 1, 5, 20}[r.IntN(4)], syncStates: some(1, 3),
+		large: r.IntN(4) == 0, holes: r.IntN(5) == 0, sealed: r.IntN(3) == 0,
+		antiEntropy: []time.Duration{30 * time.Second, 2 * time.Second}[r.IntN(2)], pageLimit: []int{0, 1, 5, 20}[r.IntN(4)], syncStates: some(1, 3),
 		historyMost: []int{1, 4, 100}[r.IntN(3)], window: 256, queue: 1024, submitCalls: some(1, 4),
 	}
 	if r.IntN(6) == 0 {
@@ -62,9 +63,12 @@ func makePlan(r *rand.Rand) plan {
 	p.storeFaults(r)
 	p.processFaults(r)
 	if p.sealed {
+		p.resets += 2 + r.IntN(16)
+		p.slowClaims = max(p.slowClaims, 0.3)
 		p.antiEntropy, p.fanLoss, p.stateCrashes, p.pushCrashes, p.restores = 0, 0, 0, 0, 0
-		p.statePauses = 0 // a fan-out that waits too long is dropped
-		p.withdraw = 0    // what was refused and is stored all the same is not delivered to its session
+		p.statePauses = 0    // a fan-out that waits too long is dropped
+		p.gatewayCrashes = 0 // a claim of a dead gateway may displace a later one, which nobody is told
+		p.withdraw = 0       // what was refused and is stored all the same is not delivered to its session
 	}
 	return p
 }
@@ -89,7 +93,7 @@ func (p *plan) storeFaults(r *rand.Rand) {
 	p.unknown, p.late, p.away = rate(r, 0.3), rate(r, 0.15), rate(r, 0.2)
 	p.locked, p.slow, p.poison = rate(r, 0.3), rate(r, 0.3), rate(r, 0.08)
 	p.submitLoss, p.readLoss, p.fanLoss = rate(r, 0.15), rate(r, 0.1), rate(r, 0.3)
-	p.withdraw = rate(r, 0.15)
+	p.withdraw, p.slowClaims = rate(r, 0.15), rate(r, 0.8)
 }
 
 func (p *plan) processFaults(r *rand.Rand) {
@@ -97,7 +101,7 @@ func (p *plan) processFaults(r *rand.Rand) {
 	p.stateCrashes, p.statePauses = count(r, 3), count(r, 3)
 	p.gatewayCrashes, p.gatewayHangs = count(r, 2), count(r, 2)
 	p.pushCrashes, p.ringChanges = count(r, 2), count(r, 6)
-	p.memberChanges, p.restores = count(r, 6), 0
+	p.memberChanges = 1 + r.IntN(12)
 	if r.IntN(15) == 0 {
 		p.restores = 1
 	}

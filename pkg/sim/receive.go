@@ -128,6 +128,7 @@ func (d *device) tick() {
 	}
 	d.acks(due)
 	if d.again && !d.syncing && due(d.syncAt) {
+		d.again = false
 		d.sync()
 	}
 	now := d.w.time()

@@ -93,7 +93,11 @@ func (s *session) join(id uint32, welcomed func()) {
 	s.w.call(call{
 		from: &s.g.process, to: &s.w.routes.process, timeout: time.Second,
 		serve: func(reply func(any)) {
-			reply(s.w.routes.claim(route{s.user, s.device, s.id, s.g}))
+			wait := time.Duration(0)
+			if s.w.chance(s.w.plan.slowClaims) {
+				wait = s.w.between(0, 600*time.Millisecond)
+			}
+			s.w.after(wait, func() { reply(s.w.routes.claim(route{s.user, s.device, s.id, s.g})) })
 		},
 		done: func(res any, ok bool) {
 			if !ok {

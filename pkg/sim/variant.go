@@ -23,20 +23,17 @@ const (
 	NoDedup
 	// NoAntiEntropy compares no heads.
 	NoAntiEntropy
-	// NoOverlap lists only what changed after the last sync, by the time at which
-	// the change began.
-	NoOverlap
 )
 
 // Variants are all but Sound.
 var Variants = []Variant{
-	AckBeforeCommit, PermissionBeforeDedup, ReadBeforeSubscribe, RetryOutOfPlace, RunAfterRetry, NoDedup, NoAntiEntropy, NoOverlap,
+	AckBeforeCommit, PermissionBeforeDedup, ReadBeforeSubscribe, RetryOutOfPlace, RunAfterRetry, NoDedup, NoAntiEntropy,
 }
 
 // String names a variant.
 func (v Variant) String() string {
 	return [...]string{
 		"sound", "ack before commit", "permission before dedup", "read before subscribe", "batch retried out of place",
-		"run continued after a retry", "no dedup", "no comparison of heads", "sync without overlap",
+		"run continued after a retry", "no dedup", "no comparison of heads",
 	}[v]
 }

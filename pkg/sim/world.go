@@ -30,6 +30,7 @@ type world struct {
 	gates   []*gateway
 	devices []*device
 	healed  bool // nothing breaks any more
+	stopped bool // the state role stands still for a restore
 	trace   io.Writer
 
 	ids     int64 // message ids given out
@@ -207,7 +208,7 @@ func (w *world) processes() []*process {
 
 // restart begins the next life of a process.
 func (w *world) restart(p *process) {
-	if !p.down {
+	if !p.down || w.stopped && p != &w.push.process && !w.isGateway(p) {
 		return
 	}
 	p.down = false
@@ -225,4 +226,13 @@ func (w *world) restart(p *process) {
 			g.start()
 		}
 	}
+}
+
+func (w *world) isGateway(p *process) bool {
+	for _, g := range w.gates {
+		if p == &g.process {
+			return true
+		}
+	}
+	return false
 }

@@ -312,6 +312,7 @@ func (c *Client) tick(now time.Time) time.Time {
 		if now.Before(c.syncAt) {
 			consider(c.syncAt)
 		} else {
+			c.syncAgain = false
 			c.sync(s, now)
 		}
 	}

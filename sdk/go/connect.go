@@ -120,7 +120,7 @@ func (c *Client) hello(s *session, token string) {
 		Class:      c.opts.Class,
 		Client:     c.opts.Name,
 	}}}, nil)
-	s.rest = c.listing
+	s.rest, c.syncAgain = c.listing, false
 	if !c.opts.SendOnly {
 		c.sync(s, time.Now())
 	}

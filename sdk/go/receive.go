@@ -216,9 +216,8 @@ func (c *Client) receipt(r *clientv1.Receipt) {
 // syncPause is between two syncs that unknown conversations ask for.
 const syncPause = 200 * time.Millisecond
 
-// sync asks which conversations changed. The lock is held.
+// sync asks which conversations changed, or goes on asking. The lock is held.
 func (c *Client) sync(s *session, now time.Time) {
-	c.syncAgain = false
 	c.syncAt = now.Add(syncPause)
 	s.syncing, s.syncRetry = true, time.Time{}
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
@@ -282,7 +281,7 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	}
 	c.full = nil
 	if s.rest { // what it listed before this session began may have changed since
-		s.rest = false
+		s.rest, c.syncAgain = false, false
 		c.sync(s, now)
 		return
 	}

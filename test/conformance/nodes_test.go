@@ -223,7 +223,7 @@ func TestSlowClients(t *testing.T) {
 			sends = append(sends, m)
 		}
 		done := make(chan struct{})
-		go func() { a.SendAll(sends); close(done) }()
+		go func() { defer close(done); a.SendAll(sends) }() // also if it fails
 		seen := int64(1)
 		for seen < 2501 {
 			f := well.Take("delivers or heads", func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil || f.GetHead() != nil })

@@ -81,6 +81,7 @@ func rising(t *testing.T, s *suite) {
 	done := make(chan bool)
 	for _, x := range []*testenv.Client{a, c} {
 		go func() {
+			defer func() { done <- true }() // also if it fails
 			var sends []*clientv1.Send
 			for i := range 100 {
 				m := testenv.To(conv, fmt.Sprint(i))
@@ -88,7 +89,6 @@ func rising(t *testing.T, s *suite) {
 				sends = append(sends, m)
 			}
 			x.SendAll(sends)
-			done <- true
 		}()
 	}
 	<-done
@@ -149,8 +149,9 @@ func laterRange(t *testing.T, s *suite) {
 
 func beginning(t *testing.T, s *suite) {
 	a := s.login(t, "ann", "d")
-	stop, sent := make(chan struct{}), make(chan int)
+	stop, sent := make(chan struct{}), make(chan int, 1)
 	go func() {
+		defer close(sent) // also if it fails
 		n := 0
 		for {
 			select {

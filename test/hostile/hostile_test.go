@@ -107,6 +107,7 @@ func TestHostileInput(t *testing.T) {
 	rss := n.Resident()
 	stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
 	go func() {
+		defer close(slowest) // also if it fails
 		worst := time.Duration(0)
 		for {
 			select {

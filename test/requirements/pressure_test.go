@@ -87,6 +87,7 @@ func TestR26FewDescriptors(t *testing.T) {
 			}
 			stop, slowest := make(chan struct{}), make(chan time.Duration, 1)
 			go func() {
+				defer close(slowest) // also if it fails
 				worst := time.Duration(0)
 				for i := 0; ; i++ {
 					select {
@@ -177,8 +178,7 @@ func mute(t *testing.T, n *testenv.Node, count int) (all []net.Conn) {
 
 // 3,000 clients come at once, for the first time and again after a kill; all
 // are in within 30 s, and those who were first are served all the time.
-func TestR53AReconnectWave(t *testing.T) {
-	t.Parallel()
+func TestR53AReconnectWave(t *testing.T) { // not beside others: it takes all there is
 	const size = 3000
 	if limit := descriptors(t); limit < size+500 {
 		t.Fatalf("%d clients need more than the %d files that may be open", size, limit)
@@ -193,6 +193,7 @@ func TestR53AReconnectWave(t *testing.T) {
 		first := login(t, n, "first", "d")
 		stop, worst := make(chan struct{}), make(chan time.Duration, 1)
 		go func() {
+			defer close(worst) // also if it fails
 			var all []time.Duration
 			for {
 				select {
@@ -215,9 +216,13 @@ func TestR53AReconnectWave(t *testing.T) {
 		if w.in.Load() != size || took > 30*time.Second {
 			t.Errorf("%s: %d of %d were in after %v", name, w.in.Load(), size, took)
 		}
-		// All clients share the processors with the server: where the wave takes
-		// longer, they have less.
-		if slowest > max(time.Second, took/6) {
+		// The clients share the processors with the server, and perhaps with other
+		// tests, so the time on this side says little: the server's own counts.
+		// Who had to stand in line would wait as long as the wave takes.
+		if all, quick := n.Metric("imd_message_send_seconds_count"), n.Metric(`imd_message_send_seconds_bucket{le="1"}`); quick < all*.99 {
+			t.Errorf("%s: only %v of %v sends were answered within a second", name, quick, all)
+		}
+		if slowest > max(time.Second, took) {
 			t.Errorf("%s: one who was there waited %v", name, slowest)
 		}
 		n.Kill()

@@ -83,8 +83,9 @@ func TestR12PagesGiveEachEntryOnce(t *testing.T) {
 	if len(times) > count/3 {
 		t.Errorf("%d messages have %d different times: too few to share one", count, len(times))
 	}
-	stop, stopped := make(chan struct{}), make(chan int)
+	stop, stopped := make(chan struct{}), make(chan int, 1)
 	go func() {
+		defer close(stopped) // also if it fails
 		for i := 1; ; i++ {
 			if ack := a.Send(testenv.ToUser("bob", fmt.Sprint(count+i))); ack.Status != clientv1.Ack_ACK_OK {
 				t.Errorf("not stored: %v", ack)

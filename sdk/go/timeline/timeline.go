@@ -167,7 +167,7 @@ func (t *Timeline) SendAck(now int64, a *clientv1.SendAck) (fx Effects) {
 	}
 	e := proto.CloneOf(t.local[i].Entry)
 	e.Seq, e.PrevSeq, e.MessageId, e.ServerTimeMs = a.Seq, a.PrevSeq, a.MessageId, a.ServerTimeMs
-	t.local[i].Entry = e // pending as long as it is above a gap
+	t.local[i].Entry = e
 	t.offer(e, &fx)
 	t.settle(now, &fx)
 	return fx
@@ -176,6 +176,7 @@ func (t *Timeline) SendAck(now int64, a *clientv1.SendAck) (fx Effects) {
 // Head takes a head frame.
 func (t *Timeline) Head(now, seq int64) (fx Effects) {
 	if !t.known {
+		t.head = max(t.head, seq) // the state may have been read before it
 		fx.Sync = true
 		return fx
 	}
@@ -335,6 +336,11 @@ func (t *Timeline) show(e *clientv1.Entry, fx *Effects) {
 // putAside keeps an entry above a gap, or only its seq if there are too many.
 func (t *Timeline) putAside(e *clientv1.Entry) {
 	t.head = max(t.head, e.Seq)
+	if e.Sender == t.self && e.ClientMessageId != "" {
+		if i := t.localIndex(e.ClientMessageId); i >= 0 {
+			t.local[i].Entry = e // pending as long as it is above a gap
+		}
+	}
 	i, have := slices.BinarySearchFunc(t.aside, e.Seq, compareSeq)
 	if have {
 		return
