@@ -359,7 +359,8 @@ func TestMovedMarkEndsTheNumber(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.set(func() { s.marks[Worker(first)] = s.marks[Worker(first)].Add(time.Millisecond) })
-		time.Sleep(2 * upkeepEvery)
+		time.Sleep(2*upkeepEvery + time.Millisecond)
+		synctest.Wait()
 		second, err := g.Next()
 		if err != nil || Worker(second) == Worker(first) {
 			t.Errorf("%v after %v, %v", second, first, err)
@@ -377,6 +378,7 @@ func TestFadingLeaseIsReplacedInTime(t *testing.T) {
 		}
 		s.set(func() { s.fades = true })
 		time.Sleep(upkeepEvery + time.Millisecond)
+		synctest.Wait()
 		s.set(func() { s.fades = false })
 		second, err := g.Next()
 		if err != nil || Worker(second) == Worker(first) {

@@ -80,7 +80,8 @@ func TestStoreLeases(t *testing.T) {
 			}
 		}
 		n.set(func() { n.holders[7] = "another" })
-		time.Sleep(storeRenew)
+		time.Sleep(storeRenew + time.Millisecond)
+		synctest.Wait()
 		if seen[7].Valid() || !seen[8].Valid() {
 			t.Error("a number that another took is lost, and only that")
 		}
