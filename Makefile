@@ -30,6 +30,16 @@ run: build ## Build and start a development server that keeps its data in ./data
 test: ## Run all tests whose servers are here, and say what was left out
 	test/run
 
+.PHONY: drill
+drill: build ## Break a cluster on this machine for 10 minutes and judge the history
+	bin/imd drill --minutes 10
+
+.PHONY: known-bad
+known-bad: ## Have drills find each known defect; writes the table in docs/reliability.md
+	$(PLAIN) build -trimpath -tags drill -o bin/imd-drill .
+	IMD_TEST_BIN=$(CURDIR)/bin/imd-drill IMD_TEST_TABLE=$(CURDIR)/docs/reliability.md \
+		$(PLAIN) test -trimpath -tags drill -count=1 -timeout 45m -run KnownBad -v ./test/drill
+
 .PHONY: lint
 lint: ## Check formatting, and what go vet and buf find
 	@! gofmt -l $$(git ls-files '*.go' | grep -v /gen/) | grep .

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -60,7 +61,7 @@ is nothing to judge; 130 interrupted.`,
 	}
 	f.add(c)
 	c.Flags().Uint64Var(&f.o.Seed, "seed", 0, "chooses the schedule (default: random, and printed)")
-	c.AddCommand(newDrillReplay(a), newDrillFaults(a))
+	c.AddCommand(newDrillReplay(a), newDrillSchedule(a))
 	return c
 }
 
@@ -87,7 +88,7 @@ not the same to the microsecond, so play it several times.`,
 	return c
 }
 
-func newDrillFaults(a *app) *cobra.Command {
+func newDrillSchedule(a *app) *cobra.Command {
 	f := &drillFlags{app: a, o: drill.Defaults()}
 	c := &cobra.Command{
 		Use:   "schedule SEED",
@@ -101,8 +102,8 @@ func newDrillFaults(a *app) *cobra.Command {
 			if err := f.check(); err != nil {
 				return err
 			}
-			fmt.Fprint(a.out, drill.Print(drill.Plan(seed, f.o.Kinds, f.o.Duration)))
-			return nil
+			events := drill.Plan(seed, f.o.Kinds, f.o.Duration)
+			return a.printer().data(events, func(w io.Writer) { fmt.Fprint(w, drill.Print(events)) })
 		},
 	}
 	f.addPlan(c)

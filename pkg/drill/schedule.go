@@ -109,12 +109,12 @@ func traitOf(k Kind) *trait {
 
 // Event is one fault of a schedule.
 type Event struct {
-	N     int           // its number, from 1
-	Kind  Kind          //
-	At    time.Duration // from the beginning of the load
-	For   time.Duration // how long it lasts; what heals then may take longer
-	Level string        // how strong, for kinds that have levels
-	Seed  uint64        // for what is random in it
+	N     int           `json:"n"` // its number, from 1
+	Kind  Kind          `json:"kind"`
+	At    time.Duration `json:"at_ns"`           // from the beginning of the load
+	For   time.Duration `json:"for_ns"`          // how long it lasts; what heals then may take longer
+	Level string        `json:"level,omitempty"` // how strong, for kinds that have levels
+	Seed  uint64        `json:"seed,string"`     // for what is random in it
 }
 
 // Name tells one fault from all others of its drill.

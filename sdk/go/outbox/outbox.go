@@ -202,6 +202,7 @@ func (o *Outbox[T]) Withdraw(id string) *Message[T] {
 	return m
 }
 
+// Remove takes a message out, whatever its state. It must be in the outbox.
 func (o *Outbox[T]) Remove(m *Message[T]) {
 	l := o.lanes[m.Conversation]
 	at := slices.Index(l.msgs, m)

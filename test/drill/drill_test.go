@@ -1,0 +1,68 @@
+package drill
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	outcome "github.com/imdhq/imd/pkg/drill"
+	"github.com/imdhq/imd/pkg/testenv"
+)
+
+// play runs `imd drill` and reads its outcome; nil if there was no verdict.
+func play(t *testing.T, limit time.Duration, env []string, args ...string) *outcome.Outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testenv.Binary(t), append([]string{"drill", "-o", "json"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it takes its mounts down
+	cmd.WaitDelay = time.Minute
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("imd drill: %v", err)
+	}
+	out := new(outcome.Outcome)
+	if json.Unmarshal(stdout.Bytes(), out) != nil || out.Verdict == nil {
+		t.Logf("imd drill %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+		return nil
+	}
+	if status := cmd.ProcessState.ExitCode(); out.Good != (status == 0) || !out.Good && status != 1 {
+		t.Errorf("good is %v, the exit status %d", out.Good, status)
+	}
+	return out
+}
+
+// text is an outcome for people.
+func text(o *outcome.Outcome) string {
+	var b strings.Builder
+	o.Text(&b)
+	return b.String()
+}
+
+// A short drill with every fault that is possible here finds nothing.
+func TestSmoke(t *testing.T) {
+	out := play(t, 3*time.Minute, nil, "--minutes", "1.25", "--conns", "60", "--users", "50", "--rate", "100", "--seed", "20", "--keep", filepath.Join(t.TempDir(), "drill"))
+	if out == nil {
+		t.Fatal("no verdict")
+	}
+	if !out.Good || out.Begun < 15 {
+		t.Errorf("%s", text(out))
+	}
+	t.Logf("%d faults, %d operations, %.1f s", out.Begun, out.Operations, out.Took)
+	if idle := out.Verdict.Idle(); len(idle) > 0 {
+		t.Errorf("nothing was checked for %v", idle)
+	}
+}

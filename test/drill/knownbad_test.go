@@ -1,0 +1,130 @@
+//go:build drill
+
+package drill
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	outcome "github.com/imdhq/imd/pkg/drill"
+	"github.com/imdhq/imd/pkg/failpoint"
+)
+
+// caughtWithin is how long a drill may take to notice a defect.
+const caughtWithin = 5 * time.Minute
+
+// mistake is a defect and the drill that must notice it.
+type mistake struct {
+	defect failpoint.Defect
+	what   string
+	rules  string // fail points in force all the time, to hold a window open
+	args   []string
+}
+
+// alone takes away what would mend a lost delivery later.
+var alone = []string{"--antientropy", "10m"}
+
+var mistakes = []mistake{
+	{failpoint.AckBeforeCommit, "the answer to a send leaves before its transaction is durable", "", []string{"--faults", "disk,kill"}},
+	{failpoint.NoDedupIndex, "nothing keeps a repeated send from being stored twice", "", []string{"--faults", "drop,kill"}},
+	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "block,members"}},
+	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
+	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
+		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
+}
+
+// Each defect is noticed, and without it the same drill finds nothing.
+func TestKnownBad(t *testing.T) {
+	if os.Geteuid() != 0 {
+		mistakes[0].args = []string{"--faults", "kill"}
+		mistakes[0].rules = "store.before_commit sleep 20ms"
+	}
+	var rows []string
+	for _, m := range mistakes {
+		t.Run(string(m.defect), func(t *testing.T) {
+			row := m.hunt(t)
+			if row != "" {
+				rows = append(rows, row)
+			}
+		})
+	}
+	if path := os.Getenv("IMD_TEST_TABLE"); path != "" && !t.Failed() {
+		if err := writeTable(path, rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hunt plays drills until the defect is noticed and returns its row of the table.
+func (m mistake) hunt(t *testing.T) string {
+	t.Helper()
+	env := []string{}
+	if m.rules != "" {
+		path := filepath.Join(t.TempDir(), "points")
+		if err := os.WriteFile(path, []byte(m.rules+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		env = append(env, failpoint.FileVar+"="+path)
+	}
+	began := time.Now()
+	for seed := 1; ; seed++ {
+		left := caughtWithin - time.Since(began)
+		if left < time.Minute {
+			t.Errorf("not noticed by %d drills in %v", seed-1, caughtWithin)
+			return ""
+		}
+		out := m.drill(t, left, seed, append(env, failpoint.BadVar+"="+string(m.defect)))
+		if out == nil || out.Verdict.Good {
+			continue // also a crash of the node is no finding of the judge
+		}
+		took := time.Since(began)
+		if good := m.drill(t, caughtWithin, seed, env); good == nil || !good.Good {
+			t.Errorf("the same drill without the defect is not good")
+			if good != nil {
+				t.Log(text(good))
+			}
+			return ""
+		}
+		return m.row(out, seed, took)
+	}
+}
+
+func (m mistake) drill(t *testing.T, limit time.Duration, seed int, env []string) *outcome.Outcome {
+	t.Helper()
+	args := append([]string{"--minutes", "0.5", "--settle", "10s", "--seed", fmt.Sprint(seed), "--keep", filepath.Join(t.TempDir(), fmt.Sprint(seed))}, m.args...)
+	return play(t, limit, env, args...)
+}
+
+func (m mistake) row(out *outcome.Outcome, seed int, took time.Duration) string {
+	var by []string
+	for _, inv := range out.Verdict.Invariants {
+		if inv.Found > 0 {
+			by = append(by, fmt.Sprintf("%s (%d)", inv.ID, inv.Found))
+		}
+	}
+	return fmt.Sprintf("| `%s` | %s | `%s` | %d | %s | %.0f s |", m.defect, m.what, strings.Join(m.args, " "), seed, strings.Join(by, ", "), took.Seconds())
+}
+
+const (
+	tableBegin = "<!-- known-bad builds: written by make known-bad -->"
+	tableEnd   = "<!-- end of known-bad builds -->"
+)
+
+// writeTable replaces the table in a document.
+func writeTable(path string, rows []string) error {
+	doc, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(doc), tableBegin)
+	_, after, end := strings.Cut(rest, tableEnd)
+	if !ok || !end {
+		return fmt.Errorf("%s has no place for the table of known-bad builds", path)
+	}
+	table := "\n\n| Defect | What is wrong | Drill | Seed | Caught by (violations) | Time to detection |\n|---|---|---|---|---|---|\n" + strings.Join(rows, "\n") + "\n\n"
+	return os.WriteFile(path, []byte(before+tableBegin+table+tableEnd+after), 0o644)
+}
