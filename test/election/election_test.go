@@ -341,15 +341,17 @@ func TestPausedLeadersEffectIsRefused(t *testing.T) {
 	for count(string(next.id)+"/", true) == 0 && time.Now().Before(until) {
 		time.Sleep(time.Millisecond)
 	}
+	decided := func() int { return count(holder, true) + count(holder, false) }
+	before := decided()
 	close(release)
-	for count(holder, false) == 0 && time.Now().Before(until) {
+	for decided() == before && time.Now().Before(until) {
 		time.Sleep(time.Millisecond)
 	}
 	s.signal(old, syscall.SIGCONT)
 	// It stands by from now on, and leads again when the other stops.
 	s.signal(next, syscall.SIGTERM)
 	s.leads(old, token+1)
-	if after := count(holder, false); after == 0 {
+	if count(holder, false) == 0 {
 		t.Error("the paused leader's effect was not refused")
 	}
 	s.judge()
