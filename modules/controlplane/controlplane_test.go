@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // open is the composition of the drivers, as the command makes it.
 func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
-		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Log: o.Log,
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings, Log: o.Log,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: time.Second,
 	}
 	if len(o.Config.Endpoints) == 0 {

@@ -1,6 +1,6 @@
 // Package controlplane registers the node, follows the others, leases worker
-// numbers, and runs elections and locks, with the driver that the command hands
-// in.
+// numbers, keeps the settings current, and runs elections and locks, with the
+// driver that the command hands in.
 //
 // # Role
 //
@@ -20,7 +20,10 @@
 //
 // Away at start: the node does not start. Away later: the node stays ready and
 // serves from the last view, marked stale; the readiness check says degraded;
-// the lease is tried again for as long as it takes. An embedded server that ends
+// the lease is tried again for as long as it takes; the settings stay as they
+// were, and a node that starts meanwhile begins with those that it remembers in
+// its data folder. A change of the settings that cannot be right is refused as a
+// whole; the old values stay and the node stays ready. An embedded server that ends
 // by itself (a full disk) stops the node.
 //
 // # Metrics
@@ -41,5 +44,13 @@
 //	imd_election_fenced_total{election}  claims of the fence that the message store refused
 //	imd_locks{state}                     locks that this node holds, or waits for
 //	imd_locks_lost_total                 locks of this node that ended without its doing
+//	imd_settings_revision                revision of the newest change of the settings in force
+//	imd_settings_refused_revision        newest revision that was refused and still stands; 0 = none
+//	imd_settings_applied_total           revisions of the settings that were taken
+//	imd_settings_refused_total           revisions of the settings that were not
+//	imd_settings_gaps_total              missed changes that a version gave away
+//	imd_settings_drift_total             checks that found a difference; 0 in a healthy cluster
+//	imd_settings_age_seconds             since the last sign of life of the watch
+//	imd_settings_subscriber_late_total   calls of subscribers that took more than a second
 //	imd_node_info{node,version,roles,zone}  1
 package controlplane

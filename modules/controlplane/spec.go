@@ -8,6 +8,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // Plane is an opened control plane. Methods are safe for concurrent use.
@@ -36,7 +37,9 @@ type OpenOptions struct {
 	Publish func(*control.View) // gets each new view
 	// PublishLeaders gets each new copy of the announced leaders.
 	PublishLeaders func(*control.Leaders)
-	Log            *zap.Logger
+	// Settings is fed with the settings; nil = they are not followed.
+	Settings *settings.Live
+	Log      *zap.Logger
 }
 
 // Opener opens a control plane: the embedded server if there are no endpoints,
@@ -54,9 +57,12 @@ func Spec(open Opener) module.Spec {
 				return nil, err
 			}
 			c := New(cfg, Deps{
-				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Log: env.Log,
+				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Settings: env.Settings, Log: env.Log,
 			})
 			env.Reg.MustRegister(newCollector(c.stats, env.Control.View, c.record))
+			if env.Settings != nil {
+				env.Reg.MustRegister(newSettingsCollector(env.Settings.Stats))
+			}
 			env.Ready.Add("controlplane", c.ready)
 			env.MountOps("GET "+control.AwaitPath, control.Await(env.BootID, c.termEnded))
 			return c, nil

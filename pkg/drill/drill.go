@@ -114,7 +114,6 @@ type drill struct {
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
-	stop    context.CancelFunc // heals everything
 
 	mu      sync.Mutex
 	begun   bool
@@ -243,7 +242,6 @@ func (d *drill) makeDir(path string) error {
 func (d *drill) load() error {
 	ctx, stop := context.WithCancel(d.ctx)
 	defer stop()
-	d.stop = stop
 	o := bench.Options{Scenario: "mix", Token: d.world.token, Group: d.world.group, Log: d.world.log, Conns: d.Conns, Users: d.Users,
 		Outstanding: 1, Rate: d.Rate, Duration: d.Duration, Settle: d.Settle, Size: 64, Seed: d.Seed, Prefix: datadir.RandomID("d", 3) + "-", Reconnect: true, LongestPause: longestPause,
 		Page: 50, GroupSize: d.GroupSize, Record: d.rec, Progress: func(p bench.Progress) { d.progress(ctx, p) }}

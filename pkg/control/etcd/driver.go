@@ -11,6 +11,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // Options says how a Driver works. Zero durations mean the usual ones.
@@ -23,7 +24,10 @@ type Options struct {
 	// PublishLeaders gets each new copy of the announced leaders, like Publish; nil =
 	// nobody wants to know.
 	PublishLeaders func(*control.Leaders)
-	Log            *zap.Logger
+	// Settings is fed with the documents of settings, and its documents are kept
+	// here; nil = none.
+	Settings *settings.Live
+	Log      *zap.Logger
 	// Close is called at the end of Driver.Close, to end what the client talks
 	// to; nil = the client is closed.
 	Close func() error
@@ -96,6 +100,8 @@ type Driver struct {
 	leaser    *leaser
 	elector   *elector
 	locker    *locker
+	settings  *settingsFollower // nil = no settings
+	reporter  *settingsReporter // nil = no settings
 	once      sync.Once
 }
 
@@ -120,12 +126,35 @@ func New(client *clientv3.Client, o Options) *Driver {
 	}
 	d.elector = newElector(client, root+"leader/", t, o.electionTiming(), publish, o.Log)
 	d.locker = newLocker(client, root, t, d.elector, o.Log)
+	if o.Settings != nil {
+		d.settings = &settingsFollower{etcd: client, prefix: root + "config/", timing: t, live: o.Settings, log: o.Log}
+		d.reporter = &settingsReporter{etcd: client, key: root + "config_status/" + string(o.Node), node: string(o.Node), live: o.Settings, log: o.Log}
+		o.Settings.SetDocuments(&settingsStore{
+			etcd: client, config: root + "config/", history: root + "config_history/", statuses: root + "config_status/",
+		})
+	}
 	return d
 }
 
-// Load reads the cluster once and publishes it. Call it before Run. An error
-// means that etcd cannot be reached within 2 s.
-func (d *Driver) Load(ctx context.Context) error { return d.follower.load(ctx) }
+// Load reads the cluster and the settings once and publishes them. Call it
+// before Run. An error means that etcd cannot be reached within 2 s. Settings
+// that could not be read stay as they are remembered until Run has read them.
+func (d *Driver) Load(ctx context.Context) error {
+	if err := d.follower.load(ctx); err != nil {
+		return err
+	}
+	d.loadSettings(ctx)
+	return nil
+}
+
+func (d *Driver) loadSettings(ctx context.Context) {
+	if d.settings == nil {
+		return
+	}
+	if err := d.settings.load(ctx); err != nil {
+		d.opts.Log.Warn("the settings cannot be read yet; going on with those of the last run", zap.Error(err))
+	}
+}
 
 // Announce sets the record of this node and waits until etcd has it. Errors: a
 // *control.TakenError if another living process has the id; else etcd is away,
@@ -144,6 +173,10 @@ func (d *Driver) Run(ctx context.Context) error {
 	wg.Go(func() { d.registrar.run(ctx) })
 	wg.Go(func() { d.follower.run(ctx) })
 	wg.Go(func() { d.elector.run(ctx) })
+	if d.settings != nil {
+		wg.Go(func() { d.settings.run(ctx) })
+		wg.Go(func() { d.reporter.run(ctx) })
+	}
 	var err error
 	select {
 	case <-ctx.Done():
