@@ -35,7 +35,8 @@ const startJitter = time.Second
 // given, else a cluster. Everything above is the same.
 func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
-		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Settings: o.Settings, Drain: o.Drain, Upstream: o.Upstream, Log: o.Log,
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings,
+		LeaseOnly: o.Config.LeaseOnly, Drain: o.Drain, Upstream: o.Upstream, Log: o.Log,
 	}
 	if len(o.Config.Endpoints) == 0 {
 		srv, err := embedded.Start(ctx, filepath.Join(o.DataDir, "etcd"), o.Log)

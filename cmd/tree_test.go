@@ -28,6 +28,7 @@ var printsData = map[string][]string{
 	"imd node cordon":   {"n"},
 	"imd node uncordon": {"n"},
 	"imd node drain":    {"n"},
+	"imd leader show":   {}, "imd leader transfer": {"scheduler", "--to", "n"}, "imd leader resign": {"scheduler"}, "imd locks": {},
 	"imd settings list": {}, "imd settings get": {"rate.factor", "--applied"}, "imd settings set": {"rate.factor=2"}, "imd settings watch": {},
 	"imd settings history": {}, "imd settings rollback": {"gateway", "1"}, "imd settings wait": {}, "imd settings docs": {},
 	"imd token mint":    {"--user", "alice"},

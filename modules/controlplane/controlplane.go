@@ -66,7 +66,10 @@ func New(cfg Config, d Deps) *ControlPlane {
 // anything was, and becomes ready when etcd is there. Endpoints that refuse the
 // node's name or certificate do fail it.
 func (c *ControlPlane) Start(ctx context.Context) error {
-	o := OpenOptions{Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Settings: c.Settings, Drain: c.drain, Log: c.Log}
+	o := OpenOptions{
+		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, PublishLeaders: c.Handle.SetLeaders,
+		Settings: c.Settings, Drain: c.drain, Log: c.Log,
+	}
 	if c.cfg.Watch == Relayed {
 		c.relay = relay.NewClient(c.Node, c.Handle.View, c.secret)
 		o.Upstream = c.relay
@@ -84,6 +87,8 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.mu.Unlock()
 	c.Handle.SetWorkers(p)
 	c.Handle.SetOperator(p)
+	c.Handle.SetElector(p)
+	c.Handle.SetLocker(p)
 	return nil
 }
 
@@ -189,6 +194,15 @@ func (c *ControlPlane) opened() (Plane, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.plane, c.plane != nil
+}
+
+// termEnded is Plane's TermEnded.
+func (c *ControlPlane) termEnded(name string) <-chan struct{} {
+	p, ok := c.opened()
+	if !ok {
+		return nil
+	}
+	return p.TermEnded(name)
 }
 
 // record is what was announced last.

@@ -18,6 +18,7 @@ type collector struct {
 	leaseLost, repairs, renewals, resyncs, lag, age, away, registered *prometheus.Desc
 	drift, suspects, held, evicted, nodes, standing, info             *prometheus.Desc
 	calls, good, revision, dbBytes, dbInUse, dbQuota, alarms          *prometheus.Desc
+	elections                                                         electionDescs
 }
 
 func newCollector(stats func() (control.Stats, bool), view func() *control.View, node func() control.Node) *collector {
@@ -48,6 +49,7 @@ func newCollector(stats func() (control.Stats, bool), view func() *control.View,
 		drift:      desc("imd_discovery_drift_total", "Records of the view that the periodic check found wrong; 0 in a healthy cluster."),
 		nodes:      desc("imd_discovery_nodes", "Nodes in the view.", "state"),
 		info:       desc("imd_node_info", "Always 1; the labels say what this node is.", "node", "version", "roles", "zone"),
+		elections:  newElectionDescs(desc),
 	}
 }
 
@@ -59,6 +61,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
+	c.elections.describe(ch)
 }
 
 // sink makes metrics and sends them off.
@@ -94,6 +97,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, cause := range control.ResyncCauses() {
 		out.count(c.resyncs, s.Resyncs[cause], cause)
 	}
+	c.elections.collect(ch, s)
 	out.gauge(c.lag, float64(s.Newest-s.Revision))
 	if !s.Heard.IsZero() {
 		out.gauge(c.age, time.Since(s.Heard).Seconds())

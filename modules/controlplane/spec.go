@@ -20,6 +20,11 @@ type Plane interface {
 	control.Feed
 	// Secret is what the nodes of the cluster show each other; "" = not known yet.
 	Secret() string
+	control.Elector
+	control.Locker
+	// TermEnded is closed when this process's term in an election ends; nil if it
+	// does not lead.
+	TermEnded(name string) <-chan struct{}
 	// Load reads the cluster once and publishes it, before Run. An error means
 	// that the control plane cannot be reached; trying again may help.
 	Load(ctx context.Context) error
@@ -40,6 +45,8 @@ type OpenOptions struct {
 	// Upstream gives the records in place of etcd as long as it does; nil = etcd
 	// is followed.
 	Upstream control.Feed
+	// PublishLeaders gets each new copy of the announced leaders.
+	PublishLeaders func(*control.Leaders)
 	// Settings is fed with the settings; nil = they are not followed.
 	Settings *settings.Live
 	Log      *zap.Logger
@@ -70,6 +77,7 @@ func Spec(open Opener) module.Spec {
 				env.Reg.MustRegister(newSettingsCollector(env.Settings.Stats))
 			}
 			env.Ready.Add("controlplane", c.ready)
+			env.MountOps("GET "+control.AwaitPath, control.Await(env.BootID, c.termEnded))
 			return c, nil
 		},
 	}

@@ -49,6 +49,8 @@ func New(d Deps) *Admin {
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
+	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
+	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})
 	if d.Limits != nil {
 		adminv1connect.RegisterLimitServiceHandler(a.srv.Connect(), d.Limits)
 	}

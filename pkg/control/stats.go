@@ -94,6 +94,8 @@ type Stats struct {
 	Evicted    uint64 // of these, those that left the view
 	Trouble    string // why etcd cannot be reached, one clause; "" = it can
 
-	Calls     []CallStats     // of a client with network endpoints
-	Endpoints []EndpointStats // of the same; or the embedded server alone
+	Calls     []CallStats              // of a client with network endpoints
+	Endpoints []EndpointStats          // of the same; or the embedded server alone
+	Elections map[string]ElectionStats // that this process takes or took part in
+	Locks     LockStats
 }

@@ -707,6 +707,32 @@ func TestAnotherDataEpoch(t *testing.T) {
 	})
 }
 
+// A store that is restored while a session lives answers its syncs from the new
+// history. Such an answer must not be taken for one of the old.
+func TestAnotherDataEpochInASyncEndsTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "x")
+		changed := false
+		f.onSync = func(*fakeSession, *clientv1.Sync) bool {
+			if !changed {
+				changed, f.epoch = true, "another"
+			}
+			return true
+		}
+		alice := connect(t, f.options("alice"))
+		if f.dials != 2 {
+			t.Errorf("%d connections, want 2", f.dials)
+		}
+		if last := f.syncs[len(f.syncs)-1]; last.SyncToken != "" {
+			t.Errorf("syncs from %q", last.SyncToken)
+		}
+		if got := len(alice.Conversation("g_1").Items()); got != 1 {
+			t.Errorf("%d items, want 1", got)
+		}
+	})
+}
+
 func TestReadAndReceipts(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		f.log("g_1", "alice", "bob")
