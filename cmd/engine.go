@@ -22,6 +22,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/web"
 )
@@ -131,14 +132,20 @@ func (e *engine) assemble() error {
 		public.Handle("GET /dev/users", e.demo.handler(e.cfg.auth))
 	}
 	ctl, peers := &control.Handle{}, peer.NewSet(id, e.log)
-	admin.New(admin.Deps{Node: id, View: ctl.View, Directory: peers.Directory(), Log: e.log.Named("admin"), Reg: e.reg}).Mount(e.ops.Mount, e.dir.AdminKey())
+	live, err := e.settings(id)
+	if err != nil {
+		return err
+	}
+	admin.New(admin.Deps{
+		Node: id, Control: ctl, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
+		Log: e.log.Named("admin"), Reg: e.reg,
+	}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
-		Reg: e.reg, Config: e.cfg.values.Decode, Control: ctl, Store: &store.Handle{},
+		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: &store.Handle{},
 		Peers: peers, Ready: e.ready, Keys: e.keys(),
 		MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
-	var err error
 	e.node, err = module.New(e.cfg.chosen, module.Options{
 		Record: control.Node{ID: id, BootID: boot, Roles: e.cfg.roles, Version: e.build.Version, Weight: 1, Started: e.points.Started},
 		Grace:  e.cfg.node.Grace, Ready: e.ready, Log: e.log, Changed: e.changed,
@@ -152,6 +159,17 @@ func (e *engine) assemble() error {
 		return &module.ConfigError{Err: err} // nothing was opened yet, so only the settings can be wrong
 	}
 	return nil
+}
+
+// settings makes the hot settings of this node; they are read when the control
+// plane starts.
+func (e *engine) settings(id im.NodeID) (*settings.Live, error) {
+	reg, err := hotSettings(e.app.specs)
+	if err != nil {
+		return nil, err
+	}
+	who := settings.Identity{Node: string(id), Zone: e.cfg.values.Text("controlplane.zone"), Roles: e.cfg.roles}
+	return settings.NewLive(reg, who, e.log.Named("settings")), nil
 }
 
 // live opens the ops listener, so that probes answer while modules start, and

@@ -15,6 +15,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // topConfig is the keys that stand at the top of the file.
@@ -65,6 +66,22 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		}
 	}
 	return config.NewSchema(sections, nil)
+}
+
+// hotSettings is what all modules declare as changeable while nodes run,
+// whatever roles this node has: all nodes judge a change alike.
+func hotSettings(specs []module.Spec) (*settings.Registry, error) {
+	var all []settings.Schema
+	for _, s := range specs {
+		all = append(all, s.Settings)
+	}
+	return settings.NewRegistry(module.Roles(specs), all...)
+}
+
+// startValue is what the configuration gives a setting of the same name, and
+// the place that says so; see admin.StartValue.
+func (l *loaded) startValue(key string) (value, place string) {
+	return l.values.Text(key), l.values.Where(key)
 }
 
 // otherVariables are IMD_* variables that are no configuration of a node.

@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // loadLimit is how long the start waits for endpoints to answer.
@@ -28,7 +29,10 @@ type Deps struct {
 	Node    im.NodeID
 	DataDir string
 	Handle  *control.Handle
-	Log     *zap.Logger
+	// Settings are fed by the driver, remembered in the data folder and told to
+	// their subscribers; nil = none.
+	Settings *settings.Live
+	Log      *zap.Logger
 }
 
 // ControlPlane is the control plane of one node.
@@ -44,16 +48,25 @@ type ControlPlane struct {
 var _ module.Announcer = (*ControlPlane)(nil)
 
 // New makes the module; it opens nothing.
-func New(cfg Config, d Deps) *ControlPlane { return &ControlPlane{cfg: cfg, Deps: d} }
+func New(cfg Config, d Deps) *ControlPlane {
+	c := &ControlPlane{cfg: cfg, Deps: d}
+	if d.Settings != nil {
+		d.Settings.Subscribe("log", c.logSettings)
+		d.Settings.Subscribe("memory", c.keepSettings)
+	}
+	return c
+}
 
 // Start opens the control plane and reads the cluster once.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	p, err := c.Open(ctx, OpenOptions{
-		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Log: c.Log,
+		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, PublishLeaders: c.Handle.SetLeaders,
+		Settings: c.Settings, Log: c.Log,
 	})
 	if err != nil {
 		return err
 	}
+	c.recallSettings()
 	if err := c.load(ctx, p); err != nil {
 		return errors.Join(err, p.Close())
 	}
@@ -61,6 +74,8 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.plane = p
 	c.mu.Unlock()
 	c.Handle.SetWorkers(p)
+	c.Handle.SetElector(p)
+	c.Handle.SetLocker(p)
 	return nil
 }
 
@@ -106,6 +121,13 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 	if !ok {
 		return errors.New("controlplane: not started")
 	}
+	var told sync.WaitGroup
+	if c.Settings != nil {
+		tell, stop := context.WithCancel(ctx)
+		told.Go(func() { c.Settings.Run(tell) })
+		defer told.Wait()
+		defer stop()
+	}
 	return p.Run(ctx)
 }
 
@@ -129,6 +151,15 @@ func (c *ControlPlane) opened() (Plane, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.plane, c.plane != nil
+}
+
+// termEnded is Plane's TermEnded.
+func (c *ControlPlane) termEnded(name string) <-chan struct{} {
+	p, ok := c.opened()
+	if !ok {
+		return nil
+	}
+	return p.TermEnded(name)
 }
 
 // record is what was announced last.

@@ -223,11 +223,6 @@ func (c LimitConfig) address() rate.Limit {
 
 var policyModes = map[string]store.PolicyMode{"multi": store.Multi, "kick_old": store.KickOld, "reject_new": store.RejectNew}
 
-// policy is the login policy as the route store takes it.
-func (c LoginConfig) policy() store.Policy {
-	return store.Policy{Mode: policyModes[c.Mode], Multi: c.Multi, SameClass: c.SameClass}
-}
-
 // parseOrigin checks that s is exactly scheme://host[:port] and returns it in
 // lower case.
 func parseOrigin(s string) (string, error) {

@@ -173,7 +173,10 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 	var e run.Effects
 	s.runs.Expire(now, &e)
 	s.answerLocked(now, &e)
+	hot := s.g.tuned.Get()
+	s.unacked.First, s.unacked.Most = hot.redeliverAfter, hot.redeliverCount
 	s.redeliver(now)
+	s.beat.interval, s.beat.timeout = hot.pingInterval, hot.pongTimeout // holds from the next ping on
 	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
 	if dead {
 		s.endLocked("idle", "no sign of life", 0)

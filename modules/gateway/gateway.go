@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -82,6 +83,8 @@ type Deps struct {
 	Public func() http.Handler
 	// Announce publishes the address that was bound.
 	Announce func(name, address string)
+	// Settings may change what the configuration gives; nil = nothing does.
+	Settings settings.Source
 }
 
 // Gateway is the gateway role of one node.
@@ -89,7 +92,7 @@ type Gateway struct {
 	cfg Config
 	Deps
 	m         *metrics
-	policy    store.Policy
+	tuned     *settings.Derived[tuning]
 	origins   origins
 	proxies   []netip.Prefix
 	limits    *Limits
@@ -125,11 +128,12 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	m := newMetrics(d.Reg)
 	g := &Gateway{
-		cfg: cfg, Deps: d, m: m, policy: cfg.Login.policy(), origins: newOrigins(cfg), proxies: proxies,
-		limits: newLimits(cfg.Limits, time.Now), hub: newHub(), wheel: newWheel(time.Now()),
+		cfg: cfg, Deps: d, m: m, origins: newOrigins(cfg), proxies: proxies,
+		tuned: settings.Derive(d.Settings, func(now *settings.Snapshot) tuning { return tune(cfg, now) }), hub: newHub(), wheel: newWheel(time.Now()),
 		marks:    newMarks(d.State, m, d.Log),
 		requests: make(chan struct{}, maxRequests), overloadTime: overloadTime,
 	}
+	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,

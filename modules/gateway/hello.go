@@ -187,7 +187,7 @@ func (s *session) claim() (store.Claim, *refusal) {
 		return claim, nil
 	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
 		return claim, refuse("login_refused", "another login has the place")
-	case s.g.policy.Mode == store.RejectNew:
+	case s.g.tuned.Get().login.Mode == store.RejectNew:
 		return claim, &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
 	}
 	s.g.Log.Warn("a session begins without a route", obs.Session(s.id), obs.Err(err))
@@ -203,7 +203,7 @@ func (g *Gateway) claimRoute(s *session) (store.Claim, error) {
 	ctx, cancel := context.WithTimeout(g.ctx, routeTimeout)
 	defer cancel()
 	claim, err := routes.Claim(ctx, store.Route{User: s.user, Session: s.id, Login: s.login, Device: s.device,
-		Class: s.class, Node: g.Node, Since: time.Now()}, g.policy)
+		Class: s.class, Node: g.Node, Since: time.Now()}, g.tuned.Get().login)
 	if err != nil {
 		return claim, err
 	}

@@ -22,9 +22,10 @@ const minWait = time.Second
 
 // Limits are the rates of this node. Safe for concurrent use.
 type Limits struct {
-	cfg LimitConfig
-	now func() time.Time
-	off atomic.Bool
+	cfg   LimitConfig  // what is fixed
+	rates func() rates // in force now
+	now   func() time.Time
+	off   atomic.Bool
 
 	users   *rate.Keyed[im.UserID]
 	convs   *rate.Keyed[im.ConversationID]
@@ -32,9 +33,9 @@ type Limits struct {
 	strikes *rate.Strikes[netip.Addr]
 }
 
-func newLimits(cfg LimitConfig, now func() time.Time) *Limits {
+func newLimits(cfg LimitConfig, in func() rates, now func() time.Time) *Limits {
 	return &Limits{
-		cfg: cfg, now: now,
+		cfg: cfg, rates: in, now: now,
 		users:   rate.NewKeyed[im.UserID](maxKeys),
 		convs:   rate.NewKeyed[im.ConversationID](maxKeys),
 		addrs:   rate.NewKeyed[netip.Addr](maxKeys),
@@ -52,13 +53,13 @@ func (l *Limits) Send(user im.UserID, conv im.ConversationID) (ok bool, retryAft
 	if l.off.Load() {
 		return true, 0
 	}
-	now := l.now()
+	now, in := l.now(), l.rates()
 	if user != "" {
-		if ok, wait := l.users.Take(now, user, l.cfg.user()); !ok {
+		if ok, wait := l.users.Take(now, user, in.user); !ok {
 			return false, max(wait, minWait)
 		}
 	}
-	if ok, wait := l.convs.Take(now, conv, l.cfg.conversation()); !ok {
+	if ok, wait := l.convs.Take(now, conv, in.conversation); !ok {
 		if user != "" {
 			l.users.Give(user)
 		}
@@ -72,7 +73,7 @@ func (l *Limits) frame(now time.Time, b *rate.Bucket) (ok bool, retryAfter time.
 	if l.off.Load() {
 		return true, 0
 	}
-	if ok, wait := b.Take(now, l.cfg.connection()); !ok {
+	if ok, wait := b.Take(now, l.rates().connection); !ok {
 		return false, max(wait, minWait)
 	}
 	return true, 0
@@ -87,7 +88,7 @@ func (l *Limits) upgrade(addr netip.Addr) (ok bool, retryAfter time.Duration) {
 	if wait := l.strikes.Blocked(now, addr); wait > 0 {
 		return false, wait
 	}
-	if ok, wait := l.addrs.Take(now, addr, l.cfg.address()); !ok {
+	if ok, wait := l.addrs.Take(now, addr, l.rates().address); !ok {
 		return false, max(wait, minWait)
 	}
 	return true, 0

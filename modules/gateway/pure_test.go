@@ -338,7 +338,7 @@ func TestLimits(t *testing.T) {
 	now := t0
 	c := DefaultConfig().Limits
 	c.UserRate, c.UserBurst, c.ConversationRate, c.ConversationBurst = 1, 3, 1, 5
-	l := newLimits(c, func() time.Time { return now })
+	l := newLimits(c, func() rates { return tune(Config{Limits: c}, nil).rates }, func() time.Time { return now })
 	for i := range 3 {
 		if ok, _ := l.Send("ann", "c"); !ok {
 			t.Fatalf("send %d refused", i)

@@ -97,11 +97,12 @@ type session struct {
 
 // newSession makes the session of a connection that is about to be upgraded.
 func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *session {
+	now := g.tuned.Get()
 	s := &session{
 		g: g, wire: w, enc: enc, addr: addr, id: newSessionID(),
 		done: make(chan struct{}), resume: make(chan struct{}, 1),
-		beat:    heartbeat{interval: g.cfg.PingInterval, timeout: g.cfg.PongTimeout},
-		unacked: delivery.Pending{First: g.cfg.RedeliverAfter, Jitter: jitter},
+		beat:    heartbeat{interval: now.pingInterval, timeout: now.pongTimeout},
+		unacked: delivery.Pending{First: now.redeliverAfter, Most: now.redeliverCount, Jitter: jitter},
 	}
 	s.timer.session = s
 	s.q = queue{

@@ -16,12 +16,13 @@ import (
 // Spec declares the gateway role.
 func Spec() module.Spec {
 	return module.Spec{
-		Name:   "gateway",
-		Role:   true,
-		Needs:  []string{"controlplane", "storage"}, // storage: the route store
-		Calls:  []string{"state", "gateway"},
-		Config: func() any { c := DefaultConfig(); return &c },
-		New:    build,
+		Name:     "gateway",
+		Role:     true,
+		Needs:    []string{"controlplane", "storage"}, // storage: the route store
+		Calls:    []string{"state", "gateway"},
+		Config:   func() any { c := DefaultConfig(); return &c },
+		Settings: declared,
+		New:      build,
 	}
 }
 
@@ -41,7 +42,7 @@ func build(env *module.Env) (module.Module, error) {
 		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), Directory: env.Peers.Directory(),
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
-		Verifier: v, Public: env.PublicHandler, Announce: env.Announce,
+		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Settings: env.Settings,
 	})
 	if err != nil {
 		return nil, err

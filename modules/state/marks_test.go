@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -187,6 +189,39 @@ func TestReceiptsAreForDirectConversationsAndSmallGroups(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestTheSizeOfGroupsWithReceiptsIsASetting(t *testing.T) {
+	reg, err := settings.NewRegistry(nil, declared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := settings.NewLive(reg, settings.Identity{}, zap.NewNop())
+	members := &memberList{n: 150}
+	r := newReceipts(members, func() int { return receiptMembers.In(live.Current()) }, func(...fanoutItem) {})
+	at := store.Position{Kind: clientv1.ConversationKind_CONVERSATION_KIND_GROUP, Members: 150}
+	r.moved(memberKey{"g_1", "u1"}, at)
+	if len(r.states) != 0 {
+		t.Error("a receipt waits in a group above the default")
+	}
+	live.Feed(settings.Read{Revision: 2, Records: []settings.Record{{Section: "receipt", Version: 1, Mod: 2, Raw: []byte(`{"all":{"receipt.max_members":"200"}}`)}}})
+	r.moved(memberKey{"g_1", "u1"}, at)
+	if len(r.states) != 1 {
+		t.Error("no receipt waits although the group is small enough now")
+	}
+	if others, ok := r.others(t.Context(), memberKey{"g_1", "u1"}); !ok || len(others) != 149 {
+		t.Errorf("%d others, %v", len(others), ok)
+	}
+}
+
+// memberList lists n members u0, u1, ... of any group.
+type memberList struct{ n int }
+
+func (d *memberList) Members(_ context.Context, _ im.ConversationID, _, _ im.UserID, limit int) (p store.MemberPage, err error) {
+	for i := range min(d.n, limit) {
+		p.Members = append(p.Members, store.Member{User: im.UserID(fmt.Sprint("u", i))})
+	}
+	return p, nil
 }
 
 // Places that must make room are written, not lost.

@@ -8,7 +8,6 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
-	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // Limits of receipts to others.
@@ -35,6 +34,7 @@ type memberStore interface {
 // newest wins. Safe for concurrent use.
 type receipts struct {
 	members memberStore
+	most    func() int // members of a group up to which others see receipts
 	out     func(...fanoutItem)
 	lists   *cache[im.ConversationID, []im.UserID]
 	wake    chan struct{} // capacity 1: a first receipt waits
@@ -50,9 +50,9 @@ type receiptState struct {
 	waiting bool      // there is one
 }
 
-func newReceipts(m memberStore, out func(...fanoutItem)) *receipts {
+func newReceipts(m memberStore, most func() int, out func(...fanoutItem)) *receipts {
 	return &receipts{
-		members: m, out: out, lists: newCache[im.ConversationID, []im.UserID](membersTTL, maxMemberLists),
+		members: m, most: most, out: out, lists: newCache[im.ConversationID, []im.UserID](membersTTL, maxMemberLists),
 		wake: make(chan struct{}, 1), states: map[memberKey]*receiptState{},
 	}
 }
@@ -60,7 +60,7 @@ func newReceipts(m memberStore, out func(...fanoutItem)) *receipts {
 // moved notes that a member's position is now at. It never waits.
 func (r *receipts) moved(k memberKey, at store.Position) {
 	direct := at.Kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT
-	if !direct && (at.Kind != clientv1.ConversationKind_CONVERSATION_KIND_GROUP || at.Members > protocol.LargeGroup) {
+	if !direct && (at.Kind != clientv1.ConversationKind_CONVERSATION_KIND_GROUP || int(at.Members) > r.most()) {
 		return
 	}
 	now := time.Now()
@@ -151,12 +151,12 @@ func (r *receipts) send(ctx context.Context, k memberKey, at store.Position) {
 // others lists the members of a small group but for one; false if the group is
 // large, the one has left, or the store is away: then the next receipt must do.
 func (r *receipts) others(ctx context.Context, k memberKey) ([]im.UserID, bool) {
-	now := time.Now()
+	now, most := time.Now(), r.most()
 	list, ok := r.lists.get(k.conv, now)
 	if !ok {
 		ctx, cancel := context.WithTimeout(ctx, membersTimeout)
 		defer cancel()
-		page, err := r.members.Members(ctx, k.conv, "", "", protocol.LargeGroup+1)
+		page, err := r.members.Members(ctx, k.conv, "", "", maxReceiptMembers+1)
 		if err != nil {
 			return nil, false
 		}
@@ -165,7 +165,7 @@ func (r *receipts) others(ctx context.Context, k memberKey) ([]im.UserID, bool) 
 		}
 		r.lists.put(k.conv, list, now)
 	}
-	if len(list) > protocol.LargeGroup {
+	if len(list) > most {
 		return nil, false
 	}
 	others, member := make([]im.UserID, 0, len(list)), false

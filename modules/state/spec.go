@@ -13,11 +13,12 @@ import (
 // Spec declares the state role.
 func Spec() module.Spec {
 	return module.Spec{
-		Name:   "state",
-		Role:   true,
-		Needs:  []string{"controlplane", "storage"}, // controlplane: the worker number of the message ids
-		Calls:  []string{"push", "gateway"},
-		Config: func() any { c := DefaultConfig(); return &c },
+		Name:     "state",
+		Role:     true,
+		Needs:    []string{"controlplane", "storage"}, // controlplane: the worker number of the message ids
+		Calls:    []string{"push", "gateway"},
+		Config:   func() any { c := DefaultConfig(); return &c },
+		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			cfg := DefaultConfig()
 			if err := env.Config("state", &cfg); err != nil {
@@ -26,8 +27,8 @@ func Spec() module.Spec {
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Push: env.Peers.Push(),
 				Gateway: func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
-				View:    env.Control.View,
-				IDs:     func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },
+				View:    env.Control.View, Settings: env.Settings,
+				IDs: func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },
 			})
 			env.Peers.ServeState(s)
 			env.Peers.ServeDirectory(s.Directory())
@@ -43,7 +44,8 @@ func startIDs(ctx context.Context, env *module.Env, marks store.Workers) (ids, e
 	if leaser == nil {
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "state.Start", "the control plane has not started")
 	}
-	g := idgen.New(idgen.Deps{Leaser: leaser, Marks: marks, Log: env.Log})
+	both := idgen.Fallback{First: leaser, Then: idgen.StoreLeaser{Numbers: marks, Node: env.Node, Log: env.Log}, Log: env.Log}
+	g := idgen.New(idgen.Deps{Leaser: both, Marks: marks, Log: env.Log})
 	if err := g.Start(ctx); err != nil {
 		return nil, err
 	}

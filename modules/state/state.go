@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -51,6 +52,16 @@ type Deps struct {
 	Push    pushClient
 	Gateway func(im.NodeID) gatewayClient
 	View    func() *control.View
+	// Settings may change while the role runs; nil = none are set.
+	Settings settings.Source
+}
+
+// current is the settings in force.
+func (d Deps) current() *settings.Snapshot {
+	if d.Settings == nil {
+		return nil
+	}
+	return d.Settings.Current()
 }
 
 // State is the state role of one node. It implements StateService; its
@@ -107,7 +118,7 @@ func (s *State) Start(ctx context.Context) error {
 		logins:    newLogins(st),
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
-	c.receipts = newReceipts(st, c.fanout.add)
+	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
 	n := s.cfg.Lanes
 	if n == 0 {
 		n = max(st.Writers(), 1)

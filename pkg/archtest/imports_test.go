@@ -142,7 +142,7 @@ var rules = []rule{
 	{
 		name: "pure packages open nothing",
 		why:  "they are simulated by seed; a socket or a file would make that a lie",
-		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff"),
+		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff", "pkg/lane", "pkg/run", "pkg/delivery", "pkg/sim"),
 		forbid: func(_, to string) bool {
 			return to == "net" || to == "net/http" || to == "os" || to == "database/sql"
 		},
@@ -204,7 +204,7 @@ func TestTheSDKHasTwoDependencies(t *testing.T) {
 			if strings.HasPrefix(to, module) && !strings.HasPrefix(to, module+"/sdk/go") {
 				t.Errorf("%s imports %s: the SDK never imports the server", p.ImportPath, to)
 			}
-			pure := under("sdk/go/timeline", "sdk/go/protocol")(rel(p.ImportPath))
+			pure := under("sdk/go/timeline", "sdk/go/outbox", "sdk/go/protocol")(rel(p.ImportPath))
 			if pure && (to == "net" || to == "net/http" || to == "os" || to == "time/tzdata") {
 				t.Errorf("%s imports %s: it is simulated by seed and opens nothing", p.ImportPath, to)
 			}

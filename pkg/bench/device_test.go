@@ -17,7 +17,7 @@ func TestWhatIsMissingIsRead(t *testing.T) {
 		f.lose = func(_ string, seq int64) bool { return seq%10 == 3 }
 		f.hint = func(_ string, seq int64) bool { return seq%10 > 6 }
 		o := f.options("send", 4)
-		o.Encoding, o.Outstanding = enc, 3
+		o.Encoding, o.Outstanding, o.Settle = enc, 3, 4*time.Second
 		rec, dir := recording(t)
 		for _, o.Record = range []*history.Recorder{nil, rec} {
 			o.Prefix = fmt.Sprintf("u%t", o.Record != nil)

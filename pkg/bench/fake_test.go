@@ -257,7 +257,7 @@ func (v *fakeConv) page(after int64) *clientv1.Page {
 func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
 	return Options{Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
-		Settle: 3 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4,
+		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {
 			f.mu.Lock()

@@ -104,3 +104,33 @@ func TestSeen(t *testing.T) {
 		t.Errorf("%d conversations are remembered", n)
 	}
 }
+
+// Lowering the count ends redeliveries that are beyond it.
+func TestTheCountMayChange(t *testing.T) {
+	now := time.Unix(0, 0)
+	p := Pending{First: time.Second, Most: 5, Jitter: func() float64 { return 1 }}
+	p.Add(now, "c", 1, []byte("x"))
+	times := 0
+	step := func(d time.Duration) {
+		now = now.Add(d)
+		p.Due(now, false, func(string, *Delivery) { times++ })
+	}
+	step(time.Second)
+	step(2 * time.Second)
+	if times != 2 || p.n != 1 {
+		t.Fatalf("%d times, %d wait", times, p.n)
+	}
+	p.Most = 2
+	step(4 * time.Second)
+	if times != 2 || p.n != 0 || p.bytes != 0 {
+		t.Errorf("%d times, %d wait", times, p.n)
+	}
+	p.Most, times = 8, 0 // more than the schedule has: the last wait repeats
+	p.Add(now, "c", 2, []byte("x"))
+	for range 60 {
+		step(time.Second)
+	}
+	if times != 8 {
+		t.Errorf("%d times, want 8", times)
+	}
+}

@@ -2,11 +2,12 @@ package delivery
 
 import "time"
 
-// Redeliveries is how often an entry without ack is delivered again.
+// Redeliveries is how often an entry without ack is usually delivered again.
 const Redeliveries = 5
 
-// backoff has the waits before them as multiples of the first.
-var backoff = [Redeliveries]time.Duration{1, 2, 4, 4, 4}
+// backoff has the waits before redeliveries as multiples of the first; the last
+// one holds for all that follow.
+var backoff = [...]time.Duration{1, 2, 4}
 
 // Delivery is one entry that was delivered and not acknowledged.
 type Delivery struct {
@@ -17,13 +18,15 @@ type Delivery struct {
 }
 
 // Pending holds the deliveries of one connection that wait for an ack. It has
-// no clock and no lock. The zero value is not ready; set First and Jitter.
+// no clock and no lock. The zero value is not ready; set First and Jitter. First
+// and Most may change between calls.
 //
 // The wait for an entry is counted from its delivery or from the last ack of
 // its conversation, whichever is later. After the last redelivery it is
 // forgotten: the client's cursor will find it.
 type Pending struct {
 	First  time.Duration  // the first wait
+	Most   int            // redeliveries of one entry, up to 255; 0 = Redeliveries
 	Jitter func() float64 // a factor around 1
 
 	convs map[string][]Delivery // rising seq
@@ -73,15 +76,19 @@ func (p *Pending) Due(now time.Time, busy bool, again func(conv string, d *Deliv
 		return
 	}
 	p.next = time.Time{}
+	most := p.Most
+	if most == 0 {
+		most = Redeliveries
+	}
 	for conv, list := range p.convs {
 		kept := list[:0]
 		for _, d := range list {
 			if !now.Before(d.due) {
-				if !busy {
+				if !busy && int(d.times) < most {
 					again(conv, &d)
 					d.times++
 				}
-				if d.times == Redeliveries {
+				if int(d.times) >= most {
 					p.n--
 					p.bytes -= len(d.Data)
 					continue
@@ -121,7 +128,7 @@ func (p *Pending) store(conv string, list, kept []Delivery) {
 }
 
 func (p *Pending) after(now time.Time, times uint8) time.Time {
-	return now.Add(time.Duration(float64(p.First*backoff[times]) * p.Jitter()))
+	return now.Add(time.Duration(float64(p.First*backoff[min(int(times), len(backoff)-1)]) * p.Jitter()))
 }
 
 func (p *Pending) earlier(t time.Time) {

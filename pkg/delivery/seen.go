@@ -3,15 +3,16 @@ package delivery
 // seenGeneration is how many conversations one generation of seen remembers.
 const seenGeneration = 256
 
-// Told is how far a connection has been Told about a conversation.
+// Told is how far a connection has been told about a conversation.
 type Told struct {
 	Deliver int64 // newest deliver written to it
 	Any     int64 // newest seq it knows of: by deliver, head or its own ack
 }
 
-// Seen remembers how far a connection has been told, for recently used conversations, in two generations: a
-// full new one replaces the old one. Forgetting costs a superfluous head. The
-// zero value is ready; not safe for concurrent use.
+// Seen remembers how far a connection has been told, for recently used
+// conversations, in two generations: a full new one replaces the old one.
+// Forgetting costs a superfluous head. The zero value is ready; not safe for
+// concurrent use.
 type Seen struct {
 	young, old map[string]Told
 }

@@ -413,6 +413,26 @@ func TestLaneJoinsAResendOfARowOnItsWay(t *testing.T) {
 	}
 }
 
+// Who was told to try again may take the message back, and has to hear of the
+// entry like everybody.
+func TestLaneTellsASessionThatWasRefused(t *testing.T) {
+	b := newBench(t)
+	r := b.run("g_1", "ab", 100)
+	r.Sends[0].Session, r.Sends[1].Session = "s1", "s1"
+	b.step(Submit{r.Run})
+	b.step(Expire{r.Run})
+	b.done(nil)
+	other := b.run("g_1", "c", 100)
+	other.Sends[0].Session = "s2"
+	b.step(Submit{other.Run})
+	b.done(nil)
+	for i, want := range []im.SessionID{"", "", "s2"} {
+		if got := b.commits[i].Send.Session; got != want {
+			t.Errorf("commit %d is kept from %q, want %q", i, got, want)
+		}
+	}
+}
+
 func TestLaneKeepsARowForWhoStillWaits(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")

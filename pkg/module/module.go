@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 )
 
@@ -41,6 +42,8 @@ type Spec struct {
 	// and strict checks; nil = no section. Fields carry the tags mapstructure
 	// (key) and doc (one sentence with unit, range and default).
 	Config func() any
+	// Settings are what the module reads that may change while the node runs.
+	Settings settings.Schema
 	// New wires the module. It is cheap: no I/O, no goroutines.
 	New func(*Env) (Module, error)
 }
@@ -57,12 +60,15 @@ type Env struct {
 	Reg     prometheus.Registerer // one registry per node, never the default one
 	// Config decodes the section over the defaults that into points to holds,
 	// strictly, and validates it if it has Validate() error.
-	Config  func(section string, into any) error
-	Control *control.Handle // the view is empty until the control plane has started
-	Store   *store.Handle   // methods fail with unavailable until storage has started
-	Peers   *peer.Set
-	Ready   *Ready // where modules register their readiness checks
-	Keys    KeySource
+	Config func(section string, into any) error
+	// Settings is where the module reads what it declared; nothing is set until
+	// the control plane has started.
+	Settings *settings.Live
+	Control  *control.Handle // the view is empty until the control plane has started
+	Store    *store.Handle   // methods fail with unavailable until storage has started
+	Peers    *peer.Set
+	Ready    *Ready // where modules register their readiness checks
+	Keys     KeySource
 	// MountPublic and MountOps add a handler to the public or the ops listener.
 	// Patterns are those of http.ServeMux. Only before Start.
 	MountPublic func(pattern string, h http.Handler)

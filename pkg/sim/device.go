@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -215,14 +214,20 @@ func (d *device) sync() {
 	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
 	clear(d.cursors)
 	for _, v := range d.views {
-		if v.tl.Known() {
+		if v.tl.Known() && d.token != "" {
 			d.cursors[v.id] = v.tl.Have()
 			q.Cursors = append(q.Cursors, &clientv1.Cursor{ConversationId: v.id, Have: v.tl.Have()})
 		}
 	}
 	d.ask(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: q}}, func(f *clientv1.ServerFrame) {
-		if f.GetError() != nil {
-			d.drop("the sync failed")
+		if f.GetError() != nil { // the session stays, and asks again
+			l := d.link
+			d.w.after(d.w.between(0, backoffMin), func() {
+				if d.link == l {
+					d.sync()
+					d.flush()
+				}
+			})
 			return
 		}
 		d.synced(f.GetSyncResult())
@@ -231,6 +236,10 @@ func (d *device) sync() {
 
 // synced takes one page of a sync.
 func (d *device) synced(r *clientv1.SyncResult) {
+	if r.DataEpoch != d.epoch {
+		d.drop("the store has another history now")
+		return
+	}
 	for _, st := range r.Conversations {
 		v := d.view(st.ConversationId)
 		d.takeStored(v, st.Page.GetEntries())
@@ -323,4 +332,4 @@ func (d *device) readOn() {
 }
 
 // String names the device for messages.
-func (d *device) String() string { return fmt.Sprint(d.id) }
+func (d *device) String() string { return d.id }

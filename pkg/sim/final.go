@@ -88,6 +88,7 @@ func (j *judge) timeline(d *device, v *view) {
 		return
 	}
 	j.scroll(d, v)
+	j.w.tracef("%s %s older %v gaps %v have %d start %d from %d", d, v.id, v.tl.Older(), v.tl.Gaps(), v.tl.Have(), v.tl.Start(), v.tl.From())
 	var want, got []int64
 	for _, e := range c.log {
 		if e.Seq > v.tl.Start() && c.sees(d.user, e.Seq) {
@@ -125,6 +126,7 @@ func (j *judge) scroll(d *device, v *view) {
 		default:
 			return
 		}
+		j.w.tracef("%s scrolls %+v older %v gaps %v have %d start %d", d, req, v.tl.Older(), v.tl.Gaps(), v.tl.Have(), v.tl.Start())
 		p, _ := j.w.store.page(d.user, im.ConversationID(v.id), &clientv1.History{
 			AfterSeq: req.After, BeforeSeq: req.Before, Backward: true, Limit: 50,
 		})

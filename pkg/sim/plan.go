@@ -68,6 +68,7 @@ func makePlan(r *rand.Rand) plan {
 		p.antiEntropy, p.fanLoss, p.stateCrashes, p.pushCrashes, p.restores = 0, 0, 0, 0, 0
 		p.statePauses = 0    // a fan-out that waits too long is dropped
 		p.gatewayCrashes = 0 // a claim of a dead gateway may displace a later one, which nobody is told
+		p.late = 0           // what is stored behind a refusal of its own rerun is nobody's to fan out
 		p.withdraw = 0       // what was refused and is stored all the same is not delivered to its session
 	}
 	return p

@@ -58,6 +58,7 @@ func (n *stateNode) start() {
 	}
 }
 
+// hashOf spreads conversations over lanes, nodes and calls.
 func hashOf(s string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(s))

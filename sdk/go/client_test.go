@@ -299,6 +299,37 @@ func TestSyncOverSeveralPages(t *testing.T) {
 	})
 }
 
+// A listing goes on over a break. What its earlier pages named stays, and what
+// changed in it during the break is asked for once it has ended.
+func TestSyncGoesOnOverABreak(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		for i := range 8 {
+			id := fmt.Sprint("g_", i)
+			f.log(id, "alice")
+			f.post(id, "bob", "x")
+		}
+		broken := false
+		f.onSync = func(s *fakeSession, in *clientv1.Sync) bool {
+			if in.SyncToken != "more3" || broken {
+				return true
+			}
+			broken = true
+			s.conn.close(0)
+			l := f.logs["g_0"] // on the page that was answered
+			f.append(l, "g_0", nil, &clientv1.Entry{Sender: "bob", Content: Text("meanwhile"), ClientMessageId: NewID()})
+			return false
+		}
+		alice := connect(t, f.options("alice"))
+		if got := len(alice.Conversations()); got != 8 {
+			t.Errorf("%d conversations, want 8", got)
+		}
+		items := alice.Conversation("g_0").Items()
+		if n := len(items); n != 2 || items[n-1].Entry.Content.GetText() != "meanwhile" {
+			t.Errorf("%d items, want what was written meanwhile", n)
+		}
+	})
+}
+
 // A server that cannot answer a sync now is asked again on the same session: a
 // client that came back instead would keep a storm of them going.
 func TestRefusedSyncIsAskedAgain(t *testing.T) {
@@ -672,6 +703,32 @@ func TestAnotherDataEpoch(t *testing.T) {
 		}
 		if items := alice.Conversation("g_1").Items(); len(items) != 1 {
 			t.Errorf("%d items", len(items))
+		}
+	})
+}
+
+// A store that is restored while a session lives answers its syncs from the new
+// history. Such an answer must not be taken for one of the old.
+func TestAnotherDataEpochInASyncEndsTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "x")
+		changed := false
+		f.onSync = func(*fakeSession, *clientv1.Sync) bool {
+			if !changed {
+				changed, f.epoch = true, "another"
+			}
+			return true
+		}
+		alice := connect(t, f.options("alice"))
+		if f.dials != 2 {
+			t.Errorf("%d connections, want 2", f.dials)
+		}
+		if last := f.syncs[len(f.syncs)-1]; last.SyncToken != "" {
+			t.Errorf("syncs from %q", last.SyncToken)
+		}
+		if got := len(alice.Conversation("g_1").Items()); got != 1 {
+			t.Errorf("%d items, want 1", got)
 		}
 	})
 }

@@ -42,6 +42,7 @@ type fakeServer struct {
 	refuseHello func(*clientv1.Hello) *clientv1.Bye
 	tokenLife   time.Duration
 	silent      bool                                                               // answers nothing after welcome
+	onSync      func(*fakeSession, *clientv1.Sync) bool                            // false = it is not answered
 	onSend      func(*fakeSession, *clientv1.Send) (*clientv1.Error, clientv1.Ack) // refuses a send
 	lose        func() bool                                                        // a deliver is lost
 	breakAt     func() bool                                                        // the connection breaks around a send
@@ -211,7 +212,7 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 		if f.refuseSyncs > 0 {
 			f.refuseSyncs--
 			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_Error{Error: protocol.NewError(protocol.ReasonUnavailable, "", 0)}})
-		} else if !f.silent {
+		} else if !f.silent && (f.onSync == nil || f.onSync(s, k.Sync)) {
 			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: f.sync(s.user, k.Sync)}})
 		}
 	case *clientv1.ClientFrame_Send:

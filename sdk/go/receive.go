@@ -223,7 +223,8 @@ func (c *Client) sync(s *session, now time.Time) {
 	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
-		if !cv.tl.Known() || len(f.Cursors) == protocol.MaxSyncCursors {
+		// Only the token tells the server which history the cursors are of.
+		if c.syncToken == "" || !cv.tl.Known() || len(f.Cursors) == protocol.MaxSyncCursors {
 			continue
 		}
 		s.cursors[cv.id] = cv.tl.Have()
@@ -249,6 +250,12 @@ func (c *Client) sync(s *session, now time.Time) {
 func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	if s != c.cur {
 		return // another session's sync tells it all
+	}
+	if r.DataEpoch != c.epoch {
+		// A token of this answer would be good and hide at the next welcome that
+		// everything is void.
+		s.failLocked(lost("the store has another history now"))
+		return
 	}
 	for _, st := range r.Conversations {
 		cv := c.conv(st.ConversationId)

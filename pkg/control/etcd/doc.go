@@ -6,6 +6,9 @@
 //
 //	nodes/<node id>   the record of a node (control.Node as JSON), under its lease of 10 s
 //	workers/<number>  who holds a worker number, under a lease of 60 s
+//	config/<section>  the settings of a section (settings.Document as JSON)
+//	config_history/<section>/<number>  its former documents, the last 50
+//	config_status/<node id>  what settings a node has in force, under a lease of 60 s
 //
 // # Registration
 //
@@ -29,6 +32,13 @@
 // watch (compaction, no leader, 15 s of silence) leads back to reading all. The
 // view never goes back in revision unless etcd itself did. While etcd is away
 // the last view stays and is marked stale.
+//
+// # Settings
+//
+// Read all documents, then watch from the next revision; the changes of one
+// revision are handed on together. settings.State decides what to make of them.
+// Documents are written with a comparison of the revision that they replace,
+// together with their history; after an unknown outcome the history tells.
 //
 // Every call has a deadline of 2 s or less.
 package etcd

@@ -208,7 +208,8 @@ func (t *Timeline) raise(start int64) {
 		}
 		t.ackBase, t.ackDone = max(t.ackBase, t.From()), max(t.ackDone, t.From())
 	}
-	t.floor = max(t.floor, start+1)
+	// What was a gap above a part that is gone now is what comes before the items.
+	t.floor = max(t.floor, start+1, t.stretches[0].lo)
 }
 
 // Receipt takes the user's own receipt.

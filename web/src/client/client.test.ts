@@ -111,7 +111,7 @@ class FakeSocket implements Socket {
     await this.say({ case: "welcome", value }, 1);
   }
 
-  async synced(states: ReturnType<typeof state>[] = [], more: { full?: boolean; syncToken?: string; more?: boolean } = {}): Promise<void> {
+  async synced(states: ReturnType<typeof state>[] = [], more: { full?: boolean; syncToken?: string; more?: boolean; dataEpoch?: string } = {}): Promise<void> {
     const id = this.envelopes.flat().findLast((f) => f.kind.case === "sync")!.id;
     const value = create(SyncResultSchema, { conversations: states, syncToken: "t1", dataEpoch: "e1", ...more });
     await this.say({ case: "syncResult", value }, id);
@@ -588,6 +588,30 @@ describe("receiving", () => {
     expect(client.conversations.map((c) => c.id)).toEqual(["g_9"]);
   });
 
+  it("goes on with a listing over a break, and asks once more what changed in it", async () => {
+    start();
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.welcome();
+    await FakeSocket.last.synced([state(1, { entries: [entry(1)] })], { full: true, more: true, syncToken: "t2" });
+    await FakeSocket.last.drop();
+    await vi.advanceTimersByTimeAsync(500);
+    await FakeSocket.last.welcome();
+    await FakeSocket.last.synced([state(1, { id: "g_9", entries: [entry(1)] })], { full: true, syncToken: "t3" });
+    expect(client.conversations.map((c) => c.id).sort()).toEqual(["g_1", "g_9"]);
+    expect((await FakeSocket.last.of("sync")).at(-1)!.value).toMatchObject({ syncToken: "t3" });
+  });
+
+  it("does not take a sync answer of another history", async () => {
+    start();
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.welcome();
+    const first = FakeSocket.last;
+    await first.synced([state(1, { entries: [entry(1)] })], { full: true, dataEpoch: "e2" });
+    expect(client.conversations).toEqual([]);
+    await vi.advanceTimersByTimeAsync(1000);
+    expect(FakeSocket.last).not.toBe(first);
+  });
+
   it("begins anew when the store has another history, and keeps what was not sent", async () => {
     const c = await online(3);
     client.send(c, { text: "unsent" });
@@ -596,7 +620,7 @@ describe("receiving", () => {
     await FakeSocket.last.welcome({ dataEpoch: "e2" });
     expect(c.timeline.entries).toEqual([]);
     expect(await FakeSocket.last.of("send")).toHaveLength(1);
-    await FakeSocket.last.synced([state(1, { entries: [entry(1, { text: "new" })] })], { full: true });
+    await FakeSocket.last.synced([state(1, { entries: [entry(1, { text: "new" })] })], { full: true, dataEpoch: "e2" });
     expect(textsOf()).toEqual(["new"]);
     expect(c.items.at(-1)).toMatchObject({ kind: "local", local: { content: { text: "unsent" } } });
   });

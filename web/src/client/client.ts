@@ -120,6 +120,7 @@ export class Client {
   /** From the end of a connection to the end of the sync of the next one. */
   #paused = true;
   #syncAgain = false;
+  #listing = false; // #syncToken is of a listing with more pages.
   #fullIds: Set<string> | undefined;
   #cursors = new Map<string, number>();
 
@@ -525,13 +526,15 @@ export class Client {
 
   #beginSync(conn: Connection): void {
     this.#syncing = conn;
-    this.#syncAgain = false;
-    this.#fullIds = undefined;
+    // What the first pages of a listing named may have changed since.
+    this.#syncAgain = this.#listing;
+    if (!this.#listing) this.#fullIds = undefined;
     this.#requestSync(conn);
   }
 
   #requestSync(conn: Connection): void {
-    const known = this.conversations.filter((c) => c.id !== "" && c.timeline.known).slice(0, cursorLimit);
+    // Only the token tells the server which history the cursors are of.
+    const known = this.#syncToken === "" ? [] : this.conversations.filter((c) => c.id !== "" && c.timeline.known).slice(0, cursorLimit);
     this.#cursors = new Map(known.map((c) => [c.id, c.timeline.have]));
     const sync = create(SyncSchema, {
       syncToken: this.#syncToken,
@@ -547,9 +550,11 @@ export class Client {
   }
 
   #synced(conn: Connection, result: SyncResult): void {
+    if (result.dataEpoch !== this.#dataEpoch) return conn.drop("the store has another history now");
     if (result.full) this.#fullIds ??= new Set();
     for (const frame of result.conversations) this.#applyState(stateOf(frame));
     this.#syncToken = result.syncToken;
+    this.#listing = result.more;
     if (result.more) return this.#requestSync(conn);
     if (this.#fullIds) this.#forgetOthers(this.#fullIds);
     this.#syncing = undefined;
@@ -602,6 +607,8 @@ export class Client {
   /** Another history of the store: everything read before is void, what was not sent stays. */
   #resync(): void {
     this.#syncToken = "";
+    this.#listing = this.#syncAgain = false;
+    this.#fullIds = undefined;
     this.#cursors.clear();
     this.#orphans.clear();
     for (const conversation of this.#conversations.values()) {

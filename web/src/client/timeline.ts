@@ -212,7 +212,10 @@ export class Timeline {
   /** Notes that the log has entries up to seq. */
   head(now: number, seq: number): Effects {
     const fx = noEffects();
-    if (!this.#known) return { ...fx, sync: true };
+    if (!this.#known) {
+      this.#head = Math.max(this.#head, seq); // The state may have been read before it.
+      return { ...fx, sync: true };
+    }
     if (seq > this.#have && seq > this.#head) {
       this.#head = seq;
       if (!this.#asking && !this.#paused) this.#gapAt = now;
@@ -416,6 +419,9 @@ export class Timeline {
 
   #putAside(entry: Entry): void {
     this.#head = Math.max(this.#head, entry.seq);
+    if (entry.sender === this.self && this.#locals.some((l) => l.clientMessageId === entry.clientMessageId)) {
+      this.#stored.set(entry.clientMessageId, entry.seq);
+    }
     const at = lowerBound(this.#aside, entry.seq);
     if (this.#aside[at]?.seq === entry.seq || this.#aside.length >= asideLimit) return;
     this.#aside.splice(at, 0, entry);
@@ -557,7 +563,8 @@ export class Timeline {
       this.#ackBase = Math.max(this.#ackBase, this.#from());
       this.#ackDone = Math.max(this.#ackDone, this.#from());
     }
-    this.#floor = Math.max(this.#floor, start + 1);
+    // What was a gap above a part that is gone now is what comes before the entries.
+    this.#floor = Math.max(this.#floor, start + 1, this.#stretches[0]?.from ?? 0);
   }
 
   #begin(start: number, stretch: Stretch): void {
@@ -574,6 +581,8 @@ export class Timeline {
     this.#stretches = [];
     this.#aside = [];
     this.#entries = [];
+    // What was stored in the log that is void now, and not shown yet.
+    this.#locals = this.#locals.filter((l) => !this.#stored.has(l.clientMessageId));
     this.#stored.clear();
     this.#asking = this.#gapAt = undefined;
     this.#gapPause = gapPauseMs;

@@ -1,0 +1,3 @@
+// Package settings changes a running node's settings from outside, while people
+// talk.
+package settings
