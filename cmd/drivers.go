@@ -36,7 +36,7 @@ const startJitter = time.Second
 func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
 		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings,
-		LeaseOnly: o.Config.LeaseOnly, Log: o.Log,
+		LeaseOnly: o.Config.LeaseOnly, Drain: o.Drain, Upstream: o.Upstream, Log: o.Log,
 	}
 	if len(o.Config.Endpoints) == 0 {
 		srv, err := embedded.Start(ctx, filepath.Join(o.DataDir, "etcd"), o.Log)
@@ -46,13 +46,22 @@ func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.
 		opts.Close, opts.Failed = srv.Close, srv.Failed()
 		return etcd.New(srv.Client(), opts), nil
 	}
-	client, err := etcd.Dial(etcd.Endpoints{
-		URLs: o.Config.Endpoints, Username: o.Config.Username, Password: o.Config.Password.Reveal(),
-		CA: o.Config.TLS.CAFile, Cert: o.Config.TLS.CertFile, Key: o.Config.TLS.KeyFile,
-	}, o.Log)
+	opts.Health, opts.FollowMembers = etcd.NewHealth(), o.Config.FollowMembers
+	opts.LastKnown = filepath.Join(o.DataDir, "nodes.json")
+	at := endpointsOf(o.Config)
+	at.Health = opts.Health
+	client, err := etcd.Dial(at, o.Log)
 	if err != nil {
 		return nil, err
 	}
 	opts.StartJitter = startJitter
 	return etcd.New(client, opts), nil
+}
+
+// endpointsOf is how a configuration reaches its etcd cluster.
+func endpointsOf(c controlplane.Config) etcd.Endpoints {
+	return etcd.Endpoints{
+		URLs: c.Endpoints, Username: c.Username, Password: c.Password.Reveal(),
+		CA: c.TLS.CAFile, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile,
+	}
 }

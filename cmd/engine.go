@@ -45,6 +45,7 @@ type engine struct {
 
 	mu     sync.Mutex
 	points datadir.Endpoints
+	stop   context.CancelFunc // ends live in order; nil before
 }
 
 // serve runs the node until a signal or a failure. Before it opens anything it
@@ -144,7 +145,7 @@ func (e *engine) assemble() error {
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: &store.Handle{},
 		Peers: peers, Ready: e.ready, Keys: e.keys(),
-		MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
+		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	e.node, err = module.New(e.cfg.chosen, module.Options{
 		Record: control.Node{ID: id, BootID: boot, Roles: e.cfg.roles, Version: e.build.Version, Weight: 1, Started: e.points.Started},
@@ -183,6 +184,11 @@ func (e *engine) live(parent context.Context) error {
 		e.pulse.Stopping(e.cfg.node.Grace)
 	})
 	defer release()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	e.mu.Lock()
+	e.stop = stop
+	e.mu.Unlock()
 	defer e.hangup(ctx)()
 	stopOps, err := e.openOps()
 	if err != nil {
@@ -205,6 +211,18 @@ func (e *engine) live(parent context.Context) error {
 		e.log.Info("stopped")
 	}
 	return err
+}
+
+// stopNow stops the node in order, as a signal does.
+func (e *engine) stopNow(reason string) {
+	e.mu.Lock()
+	stop := e.stop
+	e.mu.Unlock()
+	e.log.Info("stopping", zap.String("reason", reason), zap.Duration("grace", e.cfg.node.Grace))
+	e.pulse.Stopping(e.cfg.node.Grace)
+	if stop != nil {
+		stop()
+	}
 }
 
 // openOps binds the ops listener and serves it until the returned function is

@@ -18,12 +18,17 @@ import (
 // printsData has a command line for every command that prints data. Each is
 // run with -o json; it need not succeed, but what it prints must be JSON.
 var printsData = map[string][]string{
-	"imd config check": {},
-	"imd config show":  {"--origin"},
-	"imd config docs":  {"--example"},
-	"imd check ready":  {},
-	"imd nodes":        {},
-	"imd leader show":  {}, "imd leader transfer": {"scheduler", "--to", "n"}, "imd leader resign": {"scheduler"}, "imd locks": {},
+	"imd config check":  {},
+	"imd config show":   {"--origin"},
+	"imd config docs":   {"--example"},
+	"imd check ready":   {},
+	"imd doctor":        {},
+	"imd nodes":         {},
+	"imd node show":     {"n"},
+	"imd node cordon":   {"n"},
+	"imd node uncordon": {"n"},
+	"imd node drain":    {"n"},
+	"imd leader show":   {}, "imd leader transfer": {"scheduler", "--to", "n"}, "imd leader resign": {"scheduler"}, "imd locks": {},
 	"imd settings list": {}, "imd settings get": {"rate.factor", "--applied"}, "imd settings set": {"rate.factor=2"}, "imd settings watch": {},
 	"imd settings history": {}, "imd settings rollback": {"gateway", "1"}, "imd settings wait": {}, "imd settings docs": {},
 	"imd token mint":    {"--user", "alice"},
@@ -41,7 +46,7 @@ var printsData = map[string][]string{
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev", "imd chat"}
+var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

@@ -13,6 +13,10 @@ import (
 type Config struct {
 	// Endpoints are those of an etcd cluster; none = the embedded server.
 	Endpoints []string `mapstructure:"endpoints" doc:"URLs of the members of an etcd cluster, as https://etcd1:2379; default none, which runs an etcd server inside the process with its data in the data folder."`
+	// FollowMembers uses what the members say of themselves.
+	FollowMembers bool `mapstructure:"follow_members" doc:"Also use the client URLs that the members of the etcd cluster advertise, each once it answered; so members may be replaced while nodes run. Default false."`
+	// Watch says whom the node follows.
+	Watch string `mapstructure:"watch" doc:"direct: follow etcd and hand its records on to other nodes; relayed: get them from nodes that do, and follow etcd only while none answers. Default direct, which is good for 200 nodes."`
 	// Cluster separates clusters on one etcd.
 	Cluster string `mapstructure:"cluster" doc:"Name of the cluster; nodes of different names on one etcd do not see each other. 1 to 64 of a-z 0-9 . _ -, default imd."`
 	// Zone is where the node stands.
@@ -35,8 +39,14 @@ type TLSConfig struct {
 	KeyFile  string `mapstructure:"key_file" doc:"PEM file with the key of that certificate; default none."`
 }
 
+// The values of Config.Watch.
+const (
+	Direct  = "direct"
+	Relayed = "relayed"
+)
+
 // DefaultConfig is what an empty section means.
-func DefaultConfig() Config { return Config{Cluster: "imd", Weight: 1} }
+func DefaultConfig() Config { return Config{Watch: Direct, Cluster: "imd", Weight: 1} }
 
 // Validate reports every problem at once, each with its key.
 func (c Config) Validate() error {
@@ -78,6 +88,15 @@ func (c Config) Validate() error {
 	}
 	if len(c.Endpoints) == 0 && c.Username != "" {
 		bad("username", "is given, but no endpoints")
+	}
+	if c.Watch != Direct && c.Watch != Relayed {
+		bad("watch", "%q is neither %s nor %s", c.Watch, Direct, Relayed)
+	}
+	if c.Watch == Relayed && len(c.Endpoints) == 0 {
+		bad("watch", "is %s, but there are no endpoints", Relayed)
+	}
+	if len(c.Endpoints) == 0 && c.FollowMembers {
+		bad("follow_members", "is on, but there are no endpoints")
 	}
 	return errors.Join(errs...)
 }

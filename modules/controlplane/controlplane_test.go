@@ -30,7 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // open is the composition of the drivers, as the command makes it.
 func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
-		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings, Log: o.Log,
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings,
+		Drain: o.Drain, Upstream: o.Upstream, Log: o.Log, Patience: time.Second,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: time.Second,
 	}
 	if len(o.Config.Endpoints) == 0 {
@@ -41,7 +42,8 @@ func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, 
 		opts.Close, opts.Failed = s.Close, s.Failed()
 		return etcd.New(s.Client(), opts), nil
 	}
-	c, err := etcd.Dial(etcd.Endpoints{URLs: o.Config.Endpoints}, o.Log)
+	opts.LastKnown, opts.Health = filepath.Join(o.DataDir, "nodes.json"), etcd.NewHealth()
+	c, err := etcd.Dial(etcd.Endpoints{URLs: o.Config.Endpoints, Health: opts.Health}, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -56,15 +58,27 @@ type running struct {
 	ready  *module.Ready
 	reg    *prometheus.Registry
 	ops    *http.ServeMux
+	at     string      // where its ops listener is
+	told   chan string // why it was told to stop
 	stop   func() error
 }
 
 func start(t *testing.T, id im.NodeID, set func(*controlplane.Config)) *running {
 	t.Helper()
-	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry(), ops: http.NewServeMux()}
+	return startIn(t, id, t.TempDir(), set)
+}
+
+// startIn starts the module on a data folder.
+func startIn(t *testing.T, id im.NodeID, dir string, set func(*controlplane.Config)) *running {
+	t.Helper()
+	mux := http.NewServeMux()
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry(), ops: mux, at: srv.Listener.Addr().String(), told: make(chan string, 2)}
 	m, err := controlplane.Spec(open).New(&module.Env{
-		Node: id, DataDir: t.TempDir(), Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready, BootID: "boot", MountOps: r.ops.Handle,
-		Config: func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
+		Node: id, DataDir: dir, Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready, BootID: "boot",
+		Config:   func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
+		MountOps: mux.Handle, Stop: func(reason string) { r.told <- reason },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -267,15 +281,124 @@ func TestEndpoints(t *testing.T) {
 	eventually(t, "b is gone", func() bool { return len(a.handle.View().With("state")) == 1 })
 }
 
+// A node whose endpoints are dead starts, says so, and becomes ready within
+// seconds of their return; the next start without them begins with what it knew.
 func TestStartWithoutEtcd(t *testing.T) {
-	c := controlplane.DefaultConfig()
-	c.Endpoints = []string{"http://127.9.0.1:1"}
-	m := controlplane.New(c, controlplane.Deps{Open: open, Node: "a", DataDir: t.TempDir(), Handle: &control.Handle{}, Log: zap.NewNop()})
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	err := m.Start(ctx)
-	if err == nil || !strings.Contains(err.Error(), "127.9.0.1:1") {
-		t.Errorf("Start = %v", err)
+	address := fmt.Sprintf("127.9.%d.201:2379", os.Getpid()&255)
+	dir, etcdDir := t.TempDir(), t.TempDir()
+	external := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
+	a := startIn(t, "a", dir, external)
+	s := a.status(t)
+	if s.Ready || !strings.Contains(s.Reason, address) || !strings.Contains(s.Reason, "no nodes are known") {
+		t.Errorf("without etcd: %+v", s)
+	}
+	srv, err := embedded.Start(context.Background(), etcdDir, zap.NewNop(), embedded.Listen(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	t.Cleanup(func() { srv.Close() })
+	eventually(t, "the node is ready", func() bool { return a.status(t).Ready })
+	if took := time.Since(back); took > 5*time.Second {
+		t.Errorf("ready %v after the return of etcd", took)
+	}
+	a.serve(t, control.Node{ID: "a", BootID: "a1", Roles: []string{"state"}, State: control.Serving})
+	b := start(t, "b", external)
+	b.serve(t, control.Node{ID: "b", BootID: "b1", Roles: []string{"state"}, State: control.Serving})
+	eventually(t, "a sees b", func() bool { _, ok := a.handle.View().Node("b"); return ok })
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a = startIn(t, "a", dir, external)
+	if s := a.status(t); !s.Ready || !s.Degraded || !strings.Contains(s.Reason, "known before") {
+		t.Errorf("with a list from before: %+v", s)
+	}
+	if n, ok := a.handle.View().Node("b"); !ok || n.State != control.Serving || !a.handle.View().Stale {
+		t.Errorf("b is not in %+v", a.handle.View())
+	}
+	if srv, err = embedded.Start(context.Background(), etcdDir, zap.NewNop(), embedded.Listen(address)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a is fine again", func() bool { s := a.status(t); return s.Ready && !s.Degraded })
+}
+
+// Orders reach any node through the registry: a cordoned one is not ready, one
+// that is told to stop does, and only the process that was meant.
+func TestOrders(t *testing.T) {
+	r := start(t, "n1", func(*controlplane.Config) {})
+	r.serve(t, control.Node{ID: "n1", BootID: "b1", Roles: []string{"state"}, State: control.Serving})
+	op := r.handle.Operator()
+	if err := op.Cordon(t.Context(), "n1", "broken disk"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "n1 is not ready", func() bool { s := r.status(t); return !s.Ready && strings.Contains(s.Reason, "broken disk") })
+	if n := r.handle.View().With("state"); len(n) != 0 {
+		t.Errorf("new work goes to %+v", n)
+	}
+	if err := op.Uncordon(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "n1 is ready again", func() bool { return r.status(t).Ready && len(r.handle.View().With("state")) == 1 })
+	if l := op.Leases(t.Context())["n1"]; l.TTL != 2*time.Second || l.Left > l.TTL {
+		t.Errorf("its lease has %+v", l)
+	}
+	for _, boot := range []string{"b0", "b1"} {
+		if err := op.Drain(t.Context(), "n1", boot, "for "+boot); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-r.told; got != "for b1" {
+		t.Errorf("told to stop %s", got)
+	}
+}
+
+// A node that gets the records from another one sees what a watcher sees, goes
+// to etcd when that one is gone, and comes back to the next one.
+func TestRelayed(t *testing.T) {
+	address := fmt.Sprintf("127.9.%d.202:2379", os.Getpid()&255)
+	s, err := embedded.Start(context.Background(), t.TempDir(), zap.NewNop(), embedded.Listen(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	direct := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
+	relayed := func(c *controlplane.Config) { direct(c); c.Watch = controlplane.Relayed }
+	serve := func(r *running, id string) {
+		r.serve(t, control.Node{ID: im.NodeID(id), BootID: id + "1", Roles: []string{"state"}, State: control.Serving, Ops: r.at})
+	}
+	a := start(t, "a", direct)
+	serve(a, "a")
+	b := start(t, "b", relayed)
+	serve(b, "b")
+	eventually(t, "b sees both", func() bool { return len(b.handle.View().With("state")) == 2 })
+	if n, _ := b.handle.View().Node("a"); !n.Relay {
+		t.Error("a does not say that it hands the registry on")
+	}
+	c := start(t, "c", direct)
+	serve(c, "c")
+	eventually(t, "b learns of c", func() bool { _, ok := b.handle.View().Node("c"); return ok })
+	// Without the secret nobody is answered.
+	res, err := http.Post("http://"+a.at+"/imd.internal.v1.RelayService/Changes", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a stranger is answered with %d", res.StatusCode)
+	}
+	for _, r := range []*running{a, c} {
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := start(t, "d", relayed) // nobody hands the registry on now
+	serve(d, "d")
+	eventually(t, "b and d find each other in etcd", func() bool { _, ok := b.handle.View().Node("d"); return ok })
+	if b.handle.View().Stale || d.handle.View().Stale {
+		t.Error("stale although etcd answers")
 	}
 }
 
@@ -300,6 +423,9 @@ func TestValidate(t *testing.T) {
 		{name: "a key alone", set: func(c *controlplane.Config) {
 			c.Endpoints, c.TLS.KeyFile = []string{"https://a:1"}, "key.pem"
 		}, want: "controlplane.tls.cert_file"},
+		{name: "an unknown way to watch", set: func(c *controlplane.Config) { c.Watch = "no" }, want: "controlplane.watch"},
+		{name: "relays of nothing", set: func(c *controlplane.Config) { c.Watch = controlplane.Relayed }, want: "controlplane.watch"},
+		{name: "members of nothing", set: func(c *controlplane.Config) { c.FollowMembers = true }, want: "controlplane.follow_members"},
 		{name: "TLS without https", set: func(c *controlplane.Config) { c.TLS.CAFile = "ca.pem" }, want: "controlplane.tls"},
 	}
 	for _, tt := range tests {

@@ -18,13 +18,15 @@
 //
 // # Failure
 //
-// Away at start: the node does not start. Away later: the node stays ready and
-// serves from the last view, marked stale; the readiness check says degraded;
-// the lease is tried again for as long as it takes; the settings stay as they
-// were, and a node that starts meanwhile begins with those that it remembers in
-// its data folder. A change of the settings that cannot be right is refused as a
-// whole; the old values stay and the node stays ready. An embedded server that ends
-// by itself (a full disk) stops the node.
+// Away at start: the node starts with the nodes that the last process knew and is
+// degraded; if none are known, it waits unready, naming the endpoints, and becomes
+// ready when etcd answers. A name or certificate that etcd refuses ends the start.
+// Away later: the node stays ready and serves from the last view, marked stale;
+// the readiness check says degraded; the lease is tried again for as long as it
+// takes; the settings stay as they were, and a node that starts meanwhile begins
+// with those that it remembers in its data folder. A change of the settings that
+// cannot be right is refused as a whole; the old values stay and the node stays
+// ready. An embedded server that ends by itself (a full disk) stops the node.
 //
 // # Metrics
 //
@@ -33,9 +35,18 @@
 //	imd_etcd_watch_resyncs_total{cause}  full reads of the cluster after the first
 //	imd_etcd_revision_lag                revisions that etcd is known to be ahead of the view
 //	imd_etcd_view_age_seconds            since the last sign of life of the watch
+//	imd_etcd_renewals_total{result}      attempts to renew the lease
+//	imd_etcd_away                        1 while etcd cannot be reached
+//	imd_etcd_call_seconds{method,class}  calls to an etcd cluster
+//	imd_etcd_endpoint_good{endpoint}     1 while calls prefer it
+//	imd_etcd_member_*{endpoint}          revision, database bytes, in use and quota, alarms
 //	imd_etcd_registered                  1 while the record is written under a lease that holds
 //	imd_discovery_drift_total            records of the view that were wrong; 0 in a healthy cluster
+//	imd_discovery_suspects_total         nodes whose record vanished without a word
+//	imd_discovery_held_total             of these, kept in use because most of a role vanished at once
+//	imd_discovery_evicted_total          of these, gone
 //	imd_discovery_nodes{state}           nodes in the view
+//	imd_discovery_standing{standing}     the same by why they are in it
 //	imd_election_leading{election}       1 while this node leads
 //	imd_election_token{election}         the token of its present term; 0 = none
 //	imd_election_terms_total{election}   terms of this node

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/settings"
@@ -15,6 +16,10 @@ import (
 type Plane interface {
 	control.Registry
 	control.WorkerLeaser
+	control.Operator
+	control.Feed
+	// Secret is what the nodes of the cluster show each other; "" = not known yet.
+	Secret() string
 	control.Elector
 	control.Locker
 	// TermEnded is closed when this process's term in an election ends; nil if it
@@ -35,6 +40,11 @@ type OpenOptions struct {
 	Node    im.NodeID
 	DataDir string              // absolute; the embedded server keeps its data below
 	Publish func(*control.View) // gets each new view
+	// Drain is called once if an operator orders this process to stop.
+	Drain func(reason string)
+	// Upstream gives the records in place of etcd as long as it does; nil = etcd
+	// is followed.
+	Upstream control.Feed
 	// PublishLeaders gets each new copy of the announced leaders.
 	PublishLeaders func(*control.Leaders)
 	// Settings is fed with the settings; nil = they are not followed.
@@ -57,8 +67,11 @@ func Spec(open Opener) module.Spec {
 				return nil, err
 			}
 			c := New(cfg, Deps{
-				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Settings: env.Settings, Log: env.Log,
+				Open: open, Node: env.Node, DataDir: env.DataDir, Handle: env.Control, Settings: env.Settings, Log: env.Log, Stop: env.Stop,
 			})
+			if len(cfg.Endpoints) > 0 {
+				relay.NewServer(c.source, env.Log.Named("relay")).Mount(env.MountOps, env.Reg)
+			}
 			env.Reg.MustRegister(newCollector(c.stats, env.Control.View, c.record))
 			if env.Settings != nil {
 				env.Reg.MustRegister(newSettingsCollector(env.Settings.Stats))

@@ -83,6 +83,9 @@ type Deps struct {
 	Public func() http.Handler
 	// Announce publishes the address that was bound.
 	Announce func(name, address string)
+	// Capacity publishes how many connections are taken at most; nil = nobody
+	// wants to know.
+	Capacity func(connections int)
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -293,7 +296,11 @@ func (g *Gateway) setCeiling() {
 		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
 			zap.Int("max_connections", most), zap.Uint64("open_files", files), zap.Int("taken_at_most", possible))
 	}
-	g.admission.setMost(min(most, possible))
+	most = min(most, possible)
+	g.admission.setMost(most)
+	if g.Capacity != nil {
+		g.Capacity(most)
+	}
 	g.mostSockets = int(files - spareFiles/2)
 }
 

@@ -42,7 +42,7 @@ func build(env *module.Env) (module.Module, error) {
 		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), Directory: env.Peers.Directory(),
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
-		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Settings: env.Settings,
+		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
 	})
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ func New(d Deps) *Admin {
 	}
 	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg), Timeout: timeout})}
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
+	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
 	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
 	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})
@@ -60,10 +61,13 @@ func New(d Deps) *Admin {
 }
 
 // timeout is how long a call may take: those on settings make several calls to
-// etcd, and one of them waits.
+// etcd, and one of them waits, as ListNodes may.
 func timeout(spec connect.Spec) time.Duration {
-	if strings.HasPrefix(spec.Procedure, "/"+adminv1connect.SettingsServiceName+"/") {
+	switch {
+	case strings.HasPrefix(spec.Procedure, "/"+adminv1connect.SettingsServiceName+"/"):
 		return maxAwait + 5*time.Second
+	case strings.HasPrefix(spec.Procedure, "/"+adminv1connect.ClusterServiceName+"/"):
+		return maxWait + 5*time.Second
 	}
 	return 5 * time.Second
 }

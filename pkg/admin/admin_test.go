@@ -17,6 +17,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
@@ -94,8 +95,9 @@ func serve(t *testing.T, key string) (*httptest.Server, *keyDirectory) {
 		{ID: "n1", BootID: "b1", Roles: []string{"gateway", "state"}, State: control.Serving, Public: "127.0.0.1:1", Weight: 100, Started: time.UnixMilli(5)},
 		{ID: "n2", State: control.Draining},
 	}}
-	ctl := &control.Handle{}
-	ctl.SetView(view)
+	ctl := seen(view)
+	op := &operator{orders: map[string]string{}}
+	ctl.SetOperator(op)
 	a := New(Deps{Node: "n1", Control: ctl, Directory: peers.Directory(), Log: zap.NewNop(), Reg: prometheus.NewRegistry(),
 		Now: func() time.Time { return time.UnixMilli(1000) }})
 	mux := http.NewServeMux()
@@ -103,6 +105,13 @@ func serve(t *testing.T, key string) (*httptest.Server, *keyDirectory) {
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	return srv, dir
+}
+
+// seen is a control plane that shows a view.
+func seen(v *control.View) *control.Handle {
+	h := &control.Handle{}
+	h.SetView(v)
+	return h
 }
 
 func TestOnlyTheAdminKeyPasses(t *testing.T) {
@@ -132,6 +141,66 @@ func TestListNodes(t *testing.T) {
 	n := nodes[0].(map[string]any)
 	if n["nodeId"] != "n1" || n["self"] != true || n["state"] != "serving" || n["startedMs"] != "5" || n["publicAddress"] != "127.0.0.1:1" {
 		t.Errorf("%v", n)
+	}
+}
+
+// operator keeps the orders it gets.
+type operator struct {
+	orders map[string]string
+	err    error
+}
+
+func (o *operator) Cordon(_ context.Context, id im.NodeID, reason string) error {
+	o.orders["cordon "+string(id)] = reason
+	return o.err
+}
+
+func (o *operator) Uncordon(_ context.Context, id im.NodeID) error {
+	delete(o.orders, "cordon "+string(id))
+	return o.err
+}
+
+func (o *operator) Drain(_ context.Context, id im.NodeID, boot, reason string) error {
+	o.orders["drain "+string(id)] = boot + ": " + reason
+	return o.err
+}
+
+func (o *operator) Leases(context.Context) map[im.NodeID]control.LeaseLeft {
+	return map[im.NodeID]control.LeaseLeft{"n1": {Left: 8 * time.Second, TTL: 10 * time.Second}}
+}
+
+func TestListNodesWaitsAndAsksForLeases(t *testing.T) {
+	srv, _ := serve(t, adminKey)
+	start := time.Now()
+	_, body := post(t, srv, adminKey, "ClusterService/ListNodes", `{"serial":"1","waitMs":50,"leases":true}`)
+	if took := time.Since(start); took < 50*time.Millisecond || body["serial"] != "1" {
+		t.Errorf("after %v: %v", took, body)
+	}
+	if n := body["nodes"].([]any)[0].(map[string]any); n["leaseLeftMs"] != "8000" || n["leaseTtlMs"] != "10000" {
+		t.Errorf("leases: %v", n)
+	}
+	if _, body := post(t, srv, adminKey, "ClusterService/ListNodes", `{"waitMs":9000}`); body["serial"] != "1" {
+		t.Errorf("a caller with nothing waits: %v", body)
+	}
+}
+
+func TestOrdersForNodes(t *testing.T) {
+	srv, _ := serve(t, adminKey)
+	for _, tt := range []struct {
+		method, body string
+		status       int
+	}{
+		{"Cordon", `{"nodeId":"n2","reason":"broken disk"}`, 200},
+		{"Cordon", `{"nodeId":"elsewhere"}`, 200},
+		{"Cordon", `{"nodeId":""}`, 400},
+		{"Cordon", `{"nodeId":"n2/cordon"}`, 400},
+		{"Uncordon", `{"nodeId":"n2"}`, 200},
+		{"Drain", `{"nodeId":"n1"}`, 200},
+		{"Drain", `{"nodeId":"elsewhere"}`, 404},
+	} {
+		if status, body := post(t, srv, adminKey, "NodeService/"+tt.method, tt.body); status != tt.status {
+			t.Errorf("%s %s: %d %v, want %d", tt.method, tt.body, status, body, tt.status)
+		}
 	}
 }
 

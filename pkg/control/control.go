@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,7 +34,32 @@ type Node struct {
 	Weight   int       `json:"weight"` // 1 to 100
 	MaxConns int       `json:"max_conns,omitempty"`
 	Started  time.Time `json:"started"`
+	// Relay says that the node follows etcd itself and answers others that do
+	// not; see Feed.
+	Relay bool `json:"relay,omitempty"`
+	// Cordon is set in views: why an operator keeps new work away from the node;
+	// "" = nobody does. It is not part of the record.
+	Cordon string `json:"-"`
+	// Standing is set in views. It is not part of the record.
+	Standing Standing `json:"-"`
 }
+
+// Standing says why a node is in a view.
+type Standing string
+
+// The standings.
+const (
+	// Listed: the registry lists the node.
+	Listed Standing = ""
+	// Held: its record vanished together with those of most of its kind, which
+	// is more likely a fault of the registry. It is used while it is probed.
+	Held Standing = "held"
+	// Suspect: its record vanished and it has not answered a probe yet. It is a
+	// last choice.
+	Suspect Standing = "suspect"
+	// Unregistered: its record vanished, but it answers.
+	Unregistered Standing = "unregistered"
+)
 
 // Has reports whether the node has the role.
 func (n Node) Has(role string) bool { return slices.Contains(n.Roles, role) }
@@ -42,18 +68,37 @@ func (n Node) Has(role string) bool { return slices.Contains(n.Roles, role) }
 type View struct {
 	Nodes    []Node // by ID
 	Revision int64  // 0 = nothing was read yet
+	Serial   uint64 // number of the view in this process, from 1; 0 = none was published
 	Stale    bool   // the registry cannot be reached; the copy may be old
 }
 
-// With lists the nodes that have the role and are serving.
+// With lists the nodes for new work of a role: they serve, and no operator keeps
+// work away from them. Suspect ones are listed only if there are no others.
 func (v *View) With(role string) []Node {
-	var out []Node
+	var out, suspect []Node
 	for _, n := range v.Nodes {
-		if n.Has(role) && n.State == Serving {
+		switch {
+		case !n.Has(role) || n.State != Serving || n.Cordon != "":
+		case n.Standing == Suspect:
+			suspect = append(suspect, n)
+		default:
 			out = append(out, n)
 		}
 	}
+	if len(out) == 0 {
+		return suspect
+	}
 	return out
+}
+
+// Node finds a node by its id.
+func (v *View) Node(id im.NodeID) (Node, bool) {
+	for _, n := range v.Nodes {
+		if n.ID == id {
+			return n, true
+		}
+	}
+	return Node{}, false
 }
 
 // Registry registers this process and follows the others. One per process.
@@ -94,13 +139,71 @@ type WorkerLeaser interface {
 	Lease(ctx context.Context, usable func(ctx context.Context, worker int) (bool, error)) (WorkerLease, error)
 }
 
+// Operator changes what the cluster does with a node. Orders go through the
+// registry, so any process gives them for any node. Every call takes 2 s at most;
+// after an error an order may have been given and may be repeated.
+type Operator interface {
+	// Cordon keeps new work away from a node until Uncordon, also when it starts
+	// again; the node need not run. reason must not be empty.
+	Cordon(ctx context.Context, id im.NodeID, reason string) error
+	// Uncordon lets new work go to the node again.
+	Uncordon(ctx context.Context, id im.NodeID) error
+	// Drain makes the process of the node with this boot id stop in order. The
+	// order lapses after a minute.
+	Drain(ctx context.Context, id im.NodeID, bootID, reason string) error
+	// Leases asks how long the leases of all registered nodes have left. Nodes
+	// about which nothing could be learned are missing.
+	Leases(ctx context.Context) map[im.NodeID]LeaseLeft
+}
+
+// LeaseLeft is how long a registration lasts without another renewal.
+type LeaseLeft struct {
+	Left time.Duration
+	TTL  time.Duration
+}
+
+// Feed hands out the records of the registry and their changes.
+type Feed interface {
+	// Changes gives what changed after the cursor, at once if something did, else
+	// when it does or wait is over. A cursor that is too old, of another etcd, or
+	// ahead of the feed gets all records. Errors: this feed has nothing to give
+	// now; ask another one.
+	Changes(ctx context.Context, at Cursor, wait time.Duration) (Batch, error)
+}
+
+// Cursor is how far a subscriber of a Feed is. The zero Cursor gets everything.
+type Cursor struct {
+	Revision int64
+	Cluster  uint64 // the etcd cluster that the revision is of
+}
+
+// Batch is an answer of a Feed.
+type Batch struct {
+	Cursor           // what the subscriber has once it took this in
+	Full    bool     // all records are here, and what is not here is gone
+	Put     []Record // by key
+	Deleted []string // keys
+}
+
+// Record is one key of the registry.
+type Record struct {
+	Key      string // below the prefix of the nodes
+	Value    []byte
+	Revision int64 // of its last change
+	Lease    int64 // that it hangs on; 0 = none
+}
+
 // Handle gives modules the running control plane of this process.
 type Handle struct {
-	view    atomic.Pointer[View]
-	workers atomic.Pointer[WorkerLeaser]
-	elector atomic.Pointer[Elector]
-	locker  atomic.Pointer[Locker]
-	leaders atomic.Pointer[Leaders]
+	view     atomic.Pointer[View]
+	workers  atomic.Pointer[WorkerLeaser]
+	operator atomic.Pointer[Operator]
+	elector  atomic.Pointer[Elector]
+	locker   atomic.Pointer[Locker]
+	leaders  atomic.Pointer[Leaders]
+
+	mu      sync.Mutex    // of SetView
+	changed chan struct{} // closed at the next view; nil = nobody waits
 }
 
 // View is the latest copy of the cluster; never nil. Before the control plane
@@ -112,8 +215,50 @@ func (h *Handle) View() *View {
 	return &View{}
 }
 
-// SetView publishes a copy. The registry calls it.
-func (h *Handle) SetView(v *View) { h.view.Store(v) }
+// SetView publishes a copy and gives it its Serial. The registry calls it.
+func (h *Handle) SetView(v *View) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v.Serial = h.View().Serial + 1
+	h.view.Store(v)
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
+	}
+}
+
+// Next waits for a view with another serial, until ctx ends; then it gives the
+// latest one.
+func (h *Handle) Next(ctx context.Context, serial uint64) *View {
+	for {
+		h.mu.Lock()
+		v := h.View()
+		if h.changed == nil {
+			h.changed = make(chan struct{})
+		}
+		changed := h.changed
+		h.mu.Unlock()
+		if v.Serial != serial {
+			return v
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return v
+		}
+	}
+}
+
+// Operator gives orders to nodes; nil before the control plane has started.
+func (h *Handle) Operator() Operator {
+	if o := h.operator.Load(); o != nil {
+		return *o
+	}
+	return nil
+}
+
+// SetOperator publishes the operator. The control plane module calls it.
+func (h *Handle) SetOperator(o Operator) { h.operator.Store(&o) }
 
 // Workers leases worker numbers; nil before the control plane has started.
 func (h *Handle) Workers() WorkerLeaser {

@@ -75,6 +75,11 @@ type Env struct {
 	MountOps    func(pattern string, h http.Handler)
 	// PublicHandler is everything mounted with MountPublic; the gateway serves it.
 	PublicHandler func() http.Handler
+	// Capacity lets a module publish how many client connections it takes at
+	// most; it goes into the registration.
+	Capacity func(connections int)
+	// Stop stops the process in order, as SIGTERM does. It returns at once.
+	Stop func(reason string)
 	// Announce lets a module publish the address it bound, as "public", "ops" or
 	// "internal"; it goes into endpoints.json and the registration.
 	Announce func(name, address string)

@@ -79,6 +79,7 @@ func New(specs []Spec, o Options) (*Node, error) {
 				announce(name, address)
 			}
 		}
+		env.Capacity = n.capacity
 		m, err := s.New(env)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
@@ -100,6 +101,13 @@ func (n *Node) bound(name, address string) {
 	case "internal":
 		n.record.Internal = address
 	}
+}
+
+// capacity notes how many client connections the node takes.
+func (n *Node) capacity(connections int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.record.MaxConns = connections
 }
 
 // Bound notes an address that was bound outside of the modules: "public",

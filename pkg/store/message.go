@@ -180,7 +180,7 @@ type MemberPage struct {
 type Member struct {
 	User      im.UserID
 	Role      clientv1.Role
-	Start     im.Seq // sees entries above it
+	Start     im.Seq // of its newest stretch: new entries above it are for the member
 	Delivered im.Seq
 	Read      im.Seq
 }
@@ -254,7 +254,7 @@ type ConversationState struct {
 	Name         string
 	Peer         im.UserID     // direct: the other user
 	Role         clientv1.Role // unspecified = not a member any more
-	Start        im.Seq        // the first have
+	Start        im.Seq        // the first have: all the user may see is above it, of former stretches too
 	Head         im.Seq        // newest entry the user may see, never below Start; 0 = none
 	Read         im.Seq
 	Delivered    im.Seq

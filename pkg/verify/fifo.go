@@ -8,15 +8,20 @@ import (
 
 // fifo is I6: the acknowledged messages of a device in a conversation have
 // seqs in the order in which it sent them. What the device had given up when it
-// went on with later ones is not judged, but counted; nor is what was never
+// went on with later ones is not judged, but counted, and so is what may have
+// been refused for good by an answer that was lost; nor is what was never
 // acknowledged: nobody was told where it is.
 func (c *check) fifo() {
-	gone := 0
+	gone, failed := 0, 0
 	for _, lane := range c.lanes() {
 		var before *send
 		for i, s := range lane {
-			if c.gaveUp(lane, i) {
+			switch {
+			case c.gaveUp(lane, i):
 				gone++
+				continue
+			case c.mayHaveFailed(s):
+				failed++
 				continue
 			}
 			if before != nil {
@@ -28,6 +33,38 @@ func (c *check) fifo() {
 	if gone > 0 {
 		c.inv.Note = fmt.Sprintf("%d sends that were given up before a later one left are not judged", gone)
 	}
+	if failed > 0 {
+		c.inv.Note += fmt.Sprintf("%s%d sends whose lost answer may have been a refusal for good are not judged", map[bool]string{true: "; "}[gone > 0], failed)
+	}
+}
+
+// mayHaveFailed reports whether an answer to s was lost while its sender was
+// being refused for good in that conversation, as one who was removed or blocked
+// for a while is. Such a refusal holds nothing back, so later sends may be stored
+// first; the repeat is then stored behind them.
+func (x *index) mayHaveFailed(s *send) bool {
+	if !x.refused()[[2]name{s.user, s.conv}] {
+		return false
+	}
+	for o := range x.opsOf(s) {
+		if o.ack == ackUnknown {
+			return true
+		}
+	}
+	return false
+}
+
+// refused are the users and conversations in which a send was refused for good.
+func (x *index) refused() map[[2]name]bool {
+	if x.refusedIn == nil {
+		x.refusedIn = map[[2]name]bool{}
+		for i := range x.ops {
+			if o := &x.ops[i]; o.ack == ackFail {
+				x.refusedIn[[2]name{o.user, o.conv}] = true
+			}
+		}
+	}
+	return x.refusedIn
 }
 
 func (c *check) inOrder(a, b *send) {

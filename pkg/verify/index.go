@@ -59,6 +59,7 @@ type index struct {
 	storyList []story
 	wideViews map[device][]uint32
 	spanMap   map[[2]name][]span
+	refusedIn map[[2]name]bool // by user and conversation
 	proofs    []int64
 
 	windows, undecided int // of I5's search

@@ -326,7 +326,7 @@ func (m *mutant) devices() iter.Seq[[]*send] {
 		for _, lane := range m.good.lanes() {
 			var judged []*send
 			for i, s := range lane {
-				if s.row >= 0 && !m.good.gaveUp(lane, i) {
+				if s.row >= 0 && !m.good.gaveUp(lane, i) && !m.good.mayHaveFailed(s) {
 					judged = append(judged, s)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,6 +34,9 @@ func Run(t *testing.T, open func(t testing.TB) Fixture) {
 			{"the record at our own address is taken over", rivalAtOurAddress},
 			{"another process at a dead node's address does not keep its record", rivalReplaced},
 			{"the lease is given up at the end", leaseGivenUp},
+			{"all leases end at once and nobody is lost", allLeasesRevoked},
+			{"clusters whose names begin alike do not mix", neighbours},
+			{"a node that vanishes and answers is kept", vanishedAlive},
 			{"unreadable records are left out", unreadableRecords},
 			{"a quiet cluster shows no drift", noDrift},
 			{"fifty leasers get fifty worker numbers", workersUnique},
@@ -63,6 +67,7 @@ func Run(t *testing.T, open func(t testing.TB) Fixture) {
 			})
 		}
 	})
+	t.Run("changes are not missed while etcd compacts", func(t *testing.T) { churn(t, open(t)) })
 	t.Run("the view survives a compaction", func(t *testing.T) { compaction(t, open(t)) })
 	t.Run("the server restarts", func(t *testing.T) {
 		f := open(t)
@@ -133,6 +138,102 @@ func leaseRevoked(t *testing.T, f Fixture) {
 		s := a.Stats()
 		return ok && s.LeaseLost == 1 && s.Registered
 	})
+}
+
+// allLeasesRevoked ends the leases of healthy processes all at once: at no time
+// is one of them missing anywhere, and all register again.
+func allLeasesRevoked(t *testing.T, f Fixture) {
+	var all []*process
+	for i := range 8 {
+		boot := fmt.Sprintf("b%d", i)
+		p := open(t, f, node(fmt.Sprintf("n%d", i), boot, livez(t, boot)))
+		if err := p.announce(control.Serving); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	whole := func(p *process) bool { return len(p.handle.View().With("gateway")) == len(all) }
+	eventually(t, "all see all", func() bool { return !slices.ContainsFunc(all, func(p *process) bool { return !whole(p) }) })
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, p := range all {
+		wg.Go(func() {
+			for v := p.handle.View(); ctx.Err() == nil; v = p.handle.Next(ctx, v.Serial) {
+				if len(v.Nodes) != len(all) {
+					t.Errorf("%s sees %d of %d nodes", p.node.ID, len(v.Nodes), len(all))
+				}
+			}
+		})
+	}
+	for _, p := range all {
+		f.Store.Revoke(t, p.key)
+	}
+	eventually(t, "all are registered again", func() bool {
+		return !slices.ContainsFunc(all, func(p *process) bool { s := p.Stats(); return s.LeaseLost != 1 || !s.Registered || !whole(p) })
+	})
+	cancel()
+	wg.Wait()
+	for _, p := range all {
+		if s := p.Stats(); s.Evicted != 0 {
+			t.Errorf("%s evicted %d", p.node.ID, s.Evicted)
+		}
+	}
+}
+
+func neighbours(t *testing.T, f Fixture) {
+	cluster := strings.ReplaceAll(t.Name(), "/", ".")
+	a := open(t, f, node("a", "a1", ""))
+	if err := a.announce(control.Serving); err != nil {
+		t.Fatal(err)
+	}
+	f.Store.Write(t, "/imd/"+cluster+"way/nodes/b", `{"id":"b"}`)
+	f.Store.Write(t, a.key+"b", `{"id":"ab"}`)
+	eventually(t, "what is ours is seen", func() bool { _, ok := a.handle.View().Node("ab"); return ok })
+	if _, ok := a.handle.View().Node("b"); ok || len(a.handle.View().Nodes) != 2 {
+		t.Errorf("a neighbour is in %+v", a.handle.View().Nodes)
+	}
+}
+
+// vanishedAlive deletes a record that nobody writes again: the node is kept as
+// long as it answers.
+func vanishedAlive(t *testing.T, f Fixture) {
+	a := open(t, f, node("a", "a1", ""))
+	if err := a.announce(control.Serving); err != nil {
+		t.Fatal(err)
+	}
+	key := strings.TrimSuffix(a.key, "a") + "b"
+	f.Store.Write(t, key, fmt.Sprintf(`{"id":"b","boot_id":"b1","ops":%q,"state":"serving","roles":["state"]}`, livez(t, "b1")))
+	eventually(t, "b is seen", func() bool { _, ok := a.handle.View().Node("b"); return ok })
+	f.Store.Delete(t, key)
+	eventually(t, "b is unregistered", func() bool { n, ok := a.handle.View().Node("b"); return ok && n.Standing == control.Unregistered })
+	if len(a.handle.View().With("state")) != 1 {
+		t.Error("b gets no work")
+	}
+}
+
+// churn compacts again and again while records change.
+func churn(t *testing.T, f Fixture) {
+	a, b := open(t, f, node("a", "a1", "")), open(t, f, node("b", "b1", ""))
+	end := time.After(3 * time.Second)
+	compact := time.NewTicker(200 * time.Millisecond)
+	defer compact.Stop()
+	for done := false; !done; {
+		select {
+		case <-end:
+			done = true
+		case <-compact.C:
+			f.Store.Compact(t)
+		default:
+			b.node.Weight = 1 + b.node.Weight%100
+			if err := b.announce(control.Serving); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "a has the last weight", func() bool { n, _ := find(a.handle.View(), "b"); return n.Weight == b.node.Weight })
+	if s := a.Stats(); s.Drift != 0 || s.Stale {
+		t.Errorf("after the churn: %+v", s)
+	}
 }
 
 func recordDeleted(t *testing.T, f Fixture) {

@@ -54,6 +54,9 @@ type Server struct {
 	failed chan error // room for the one failure that the watcher reports
 	done   chan struct{}
 	once   sync.Once
+
+	lock       *os.File // of a member's data; nil = the caller holds one
+	closeLimit time.Duration
 }
 
 // Start opens the data in dir, making it if there is none, and returns when the
@@ -70,7 +73,7 @@ func Start(ctx context.Context, dir string, log *zap.Logger, opts ...Option) (*S
 	if err := prepare(dir); err != nil {
 		return nil, err
 	}
-	s := &Server{dir: dir, log: newServerLog(log), failed: make(chan error, 1), done: make(chan struct{})}
+	s := &Server{dir: dir, log: newServerLog(log), failed: make(chan error, 1), done: make(chan struct{}), closeLimit: closeLimit}
 	cfg := config(dir, s.log)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -161,10 +164,10 @@ func (s *Server) open(ctx context.Context, cfg *embed.Config) error {
 	case err := <-s.log.fatal:
 		return err
 	case err := <-e.Err():
-		closeWithin(e)
+		closeWithin(e, s.closeLimit)
 		return err
 	case <-ctx.Done():
-		closeWithin(e)
+		closeWithin(e, s.closeLimit)
 		return errNotReady
 	}
 }
@@ -202,7 +205,7 @@ func (s *Server) Client() *clientv3.Client { return s.client }
 // the disk is full. The node cannot go on then.
 func (s *Server) Failed() <-chan error { return s.failed }
 
-// Close stops the server within 2 s. It may be called more than once.
+// Close stops the server within 2 s, a member within 8. It may be called more than once.
 func (s *Server) Close() error {
 	var err error
 	s.once.Do(func() {
@@ -212,26 +215,29 @@ func (s *Server) Close() error {
 			s.net.Stop()
 		}
 		_ = s.client.Close() // always "canceled" for a client without connection
-		err = closeWithin(s.etcd)
+		err = closeWithin(s.etcd, s.closeLimit)
+		if s.lock != nil {
+			_ = s.lock.Close()
+		}
 	})
 	return err
 }
 
 // closeWithin closes e, but does not wait for a server that hangs, which it
 // does after it has ended one of its own goroutines.
-func closeWithin(e *embed.Etcd) error {
+func closeWithin(e *embed.Etcd, limit time.Duration) error {
 	closed := make(chan struct{})
 	go func() {
 		e.Close()
 		close(closed)
 	}()
-	t := time.NewTimer(closeLimit)
+	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
 	case <-closed:
 		return nil
 	case <-t.C:
-		return fmt.Errorf("embedded etcd: still closing after %v", closeLimit)
+		return fmt.Errorf("embedded etcd: still closing after %v", limit)
 	}
 }
 

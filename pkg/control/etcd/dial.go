@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
 )
 
 // Endpoints says how to reach an etcd cluster.
@@ -23,6 +24,8 @@ type Endpoints struct {
 	CA       string // file with the certificates that servers are checked against; "" = the system's
 	Cert     string // file with the client's certificate; "" = none
 	Key      string // file with its key
+	// Health is told of every call; nil = nobody is. New gets the same one.
+	Health *Health
 }
 
 const (
@@ -30,31 +33,52 @@ const (
 	pingTimeout = 3 * time.Second  // also how long unacknowledged bytes may wait
 )
 
-// Dial makes a client. It does not wait for a connection, except to log in with
-// a user name (2 s). Proxy variables of the environment are ignored.
+// reconnect is between attempts to connect to one endpoint. The library's own
+// pauses grow to two minutes, long after etcd is back.
+var reconnect = grpc.ConnectParams{
+	Backoff:           grpcbackoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+	MinConnectTimeout: 2 * time.Second,
+}
+
+// Dial makes a client. It does not wait for a connection; it logs in with the
+// first call. Calls go round over the endpoints. Proxy variables of the
+// environment are ignored.
 //
-// Errors: a file that cannot be read, a malformed URL, a refused login.
+// Errors: a file that cannot be read, a malformed URL.
 func Dial(e Endpoints, log *zap.Logger) (*clientv3.Client, error) {
 	secure, err := e.tls()
 	if err != nil {
 		return nil, err
 	}
-	c, err := clientv3.New(clientv3.Config{
+	dial := []grpc.DialOption{grpc.WithNoProxy(), grpc.WithConnectParams(reconnect)}
+	if e.Health != nil {
+		dial = append(dial, grpc.WithChainUnaryInterceptor(e.Health.unary), grpc.WithChainStreamInterceptor(e.Health.stream))
+	}
+	config := clientv3.Config{
 		Endpoints:            e.URLs,
 		DialTimeout:          callLimit,
 		DialKeepAliveTime:    pingEvery,
 		DialKeepAliveTimeout: pingTimeout,
 		TLS:                  secure,
-		Username:             e.Username,
-		Password:             e.Password,
 		Logger:               log.Named("etcd").WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
-		DialOptions:          []grpc.DialOption{grpc.WithNoProxy()},
-	})
+		DialOptions:          dial,
+	}
+	if e.Username != "" {
+		config.Token = noToken
+	}
+	c, err := clientv3.New(config)
 	if err != nil {
 		return nil, fmt.Errorf("control: etcd at %s: %w", strings.Join(e.URLs, ", "), err)
 	}
+	// With a name in its configuration the library would log in now and fail if
+	// etcd is away. Given afterwards, it logs in when a server asks for it.
+	c.Token, c.Username, c.Password = "", e.Username, e.Password
 	return c, nil
 }
+
+// noToken makes the library prepare for tokens; servers refuse it, and that
+// starts the login.
+const noToken = "none"
 
 // tls is nil unless an endpoint is https.
 func (e Endpoints) tls() (*tls.Config, error) {

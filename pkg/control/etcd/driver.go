@@ -3,7 +3,9 @@ package etcd
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -34,6 +36,20 @@ type Options struct {
 	// Failed gives an error if what the client talks to has ended for good; nil =
 	// never.
 	Failed <-chan error
+	// Health is that of the client, see Dial; nil = its endpoints are not probed.
+	Health *Health
+	// FollowMembers adds the client URLs that the members of the cluster name to
+	// the endpoints, each once a probe found it good.
+	FollowMembers bool
+	// LastKnown is the file that keeps the last good list of nodes, for a start
+	// without etcd; "" = it is not kept.
+	LastKnown string
+	// Drain is called once if an operator orders this process to stop; it must not
+	// block. nil = such orders are ignored.
+	Drain func(reason string)
+	// Upstream gives the records in place of etcd, as long as it does; nil = etcd
+	// is followed.
+	Upstream control.Feed
 	// StartJitter bounds the pause before the first registration, so that many
 	// nodes that start together come one by one. 0 = none.
 	StartJitter time.Duration
@@ -48,6 +64,8 @@ type Options struct {
 	Progress    time.Duration // between requests for a sign of life; 5 s
 	Stale       time.Duration // silence that means a dead watch; 15 s
 	Reconcile   time.Duration // between checks of the view; 60 s
+	Probe       time.Duration // between probes of endpoints; 5 s
+	Patience    time.Duration // with an Upstream that fails; 10 to 15 s
 	LeaderTTL   time.Duration // of a leader's lease, whole seconds; 3 s
 	LeaderRenew time.Duration // between its renewals; 1 s
 	// LeaseOnly switches the fast takeover from dead processes off.
@@ -62,7 +80,7 @@ func (o Options) timing() timing {
 		from time.Duration
 	}{
 		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
-		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.start, o.StartJitter},
+		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.patience, o.Patience}, {&t.start, o.StartJitter},
 	} {
 		if f.from > 0 {
 			*f.to = f.from
@@ -93,21 +111,31 @@ func (o Options) electionTiming() electionTiming {
 // a control.WorkerLeaser, a control.Elector and a control.Locker. Safe for
 // concurrent use.
 type Driver struct {
-	opts      Options
-	client    *clientv3.Client
-	registrar *registrar
-	follower  *follower
-	leaser    *leaser
-	elector   *elector
-	locker    *locker
-	settings  *settingsFollower // nil = no settings
-	reporter  *settingsReporter // nil = no settings
-	once      sync.Once
+	opts       Options
+	timing     timing
+	root       string // of all keys
+	client     *clientv3.Client
+	registrar  *registrar
+	follower   *follower
+	discoverer *discoverer
+	leaser     *leaser
+	feed       *feed
+	secret     atomic.Pointer[string]  // what nodes show each other; nil = not known
+	latest     atomic.Pointer[replica] // copy of the registry; nil = none
+	self       atomic.Pointer[marks]   // of the server in this process; nil = not asked
+	drain      sync.Once               // an order to stop is obeyed once
+	elector    *elector
+	locker     *locker
+	settings   *settingsFollower // nil = no settings
+	reporter   *settingsReporter // nil = no settings
+	once       sync.Once
 }
 
 var (
 	_ control.Registry     = (*Driver)(nil)
 	_ control.WorkerLeaser = (*Driver)(nil)
+	_ control.Operator     = (*Driver)(nil)
+	_ control.Feed         = (*Driver)(nil)
 	_ control.Elector      = (*Driver)(nil)
 	_ control.Locker       = (*Driver)(nil)
 )
@@ -116,9 +144,17 @@ var (
 func New(client *clientv3.Client, o Options) *Driver {
 	t := o.timing()
 	root := "/imd/" + o.Cluster + "/"
-	d := &Driver{opts: o, client: client}
+	d := &Driver{opts: o, timing: t, root: root, client: client}
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
-	d.follower = newFollower(client, root+"nodes/", t, o.Publish, d.registrar.noticed, o.Log)
+	var file *snapshotFile
+	if o.LastKnown != "" {
+		file = &snapshotFile{path: o.LastKnown, cluster: o.Cluster}
+	}
+	d.discoverer = newDiscoverer(o.Node, o.Publish, file, o.Log)
+	d.follower = newFollower(client, root+"nodes/", t, o.Log)
+	d.follower.upstream = o.Upstream
+	d.follower.noticed, d.follower.away, d.follower.listed = d.registrar.noticed, d.away, d.listed
+	d.feed = newFeed(root + "nodes/")
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
 	publish := o.PublishLeaders
 	if publish == nil {
@@ -136,15 +172,84 @@ func New(client *clientv3.Client, o Options) *Driver {
 	return d
 }
 
-// Load reads the cluster and the settings once and publishes them. Call it
-// before Run. An error means that etcd cannot be reached within 2 s. Settings
-// that could not be read stay as they are remembered until Run has read them.
-func (d *Driver) Load(ctx context.Context) error {
-	if err := d.follower.load(ctx); err != nil {
-		return err
+// listed takes in a new copy of the registry.
+func (d *Driver) listed(r replica, direct bool) {
+	d.latest.Store(&r)
+	d.discoverer.listed(r.nodes(), r.rev, r.cluster)
+	if direct {
+		d.feed.offer(r)
+	} else {
+		d.feed.withdraw()
 	}
-	d.loadSettings(ctx)
-	return nil
+	d.obey(r)
+}
+
+// away takes in that etcd cannot be reached.
+func (d *Driver) away() {
+	d.feed.withdraw()
+	d.discoverer.away()
+}
+
+// copied is the latest copy of the registry.
+func (d *Driver) copied() replica {
+	if r := d.latest.Load(); r != nil {
+		return *r
+	}
+	return replica{}
+}
+
+// Changes answers another process from the copy of this one; see control.Feed.
+// It fails while this process does not follow etcd itself.
+func (d *Driver) Changes(ctx context.Context, at control.Cursor, wait time.Duration) (control.Batch, error) {
+	return d.feed.Changes(ctx, at, wait)
+}
+
+// Secret is what nodes of this cluster show each other; "" = not known yet.
+func (d *Driver) Secret() string {
+	if s := d.secret.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+// learn reads the secret, until it is known or ctx is done.
+func (d *Driver) learn(ctx context.Context) {
+	for attempt := 0; ctx.Err() == nil; attempt++ {
+		s, err := shared(ctx, d.client, d.root+"secret")
+		if err == nil {
+			d.secret.Store(&s)
+			d.discoverer.learned(s)
+			return
+		}
+		_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
+	}
+}
+
+// Load reads the cluster and the settings once and publishes them. Call it before Run. If etcd
+// cannot be reached within 2 s, it publishes, as stale, what a former process
+// knew, if that was kept; Run goes on trying. Settings that could not be read stay
+// as they are remembered until Run has read them. Errors, all with the endpoints
+// named: a *control.RefusedError if etcd does not want this user, a
+// *control.AwayError otherwise.
+func (d *Driver) Load(ctx context.Context) error {
+	err := d.follower.load(ctx)
+	if err == nil {
+		d.loadSettings(ctx)
+		return nil
+	}
+	at := strings.Join(d.client.Endpoints(), ", ")
+	if refused(err) {
+		return &control.RefusedError{At: at, Err: err}
+	}
+	d.follower.lost(err)
+	rev, cluster, known := d.discoverer.recall()
+	if known {
+		d.follower.cur = replica{rev: rev, cluster: cluster}
+		if s := d.discoverer.learnedBefore(); s != "" {
+			d.secret.Store(&s)
+		}
+	}
+	return &control.AwayError{At: at, Known: known, Err: err}
 }
 
 func (d *Driver) loadSettings(ctx context.Context) {
@@ -172,6 +277,14 @@ func (d *Driver) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { d.registrar.run(ctx) })
 	wg.Go(func() { d.follower.run(ctx) })
+	wg.Go(func() { d.discoverer.run(ctx) })
+	wg.Go(func() { d.learn(ctx) })
+	if h := d.opts.Health; h != nil {
+		p := newProber(h, d.client, d.opts.FollowMembers, d.timing.probe, d.opts.Log)
+		wg.Go(func() { p.run(ctx) })
+	} else if len(d.client.Endpoints()) == 0 {
+		wg.Go(func() { d.inProcess(ctx) })
+	}
 	wg.Go(func() { d.elector.run(ctx) })
 	if d.settings != nil {
 		wg.Go(func() { d.settings.run(ctx) })
@@ -198,6 +311,12 @@ func (d *Driver) Stats() control.Stats {
 	var s control.Stats
 	d.registrar.stats(&s)
 	d.follower.stats(&s)
+	d.discoverer.stats(&s)
+	if h := d.opts.Health; h != nil {
+		h.stats(&s)
+	} else if m := d.self.Load(); m != nil {
+		s.Endpoints = m.stats()
+	}
 	d.elector.stats(&s)
 	d.locker.stats(&s)
 	return s
@@ -230,6 +349,7 @@ func (d *Driver) Locks(ctx context.Context) ([]control.LockInfo, error) { return
 func (d *Driver) Close() error {
 	var err error
 	d.once.Do(func() {
+		d.feed.withdraw()
 		d.registrar.close()
 		d.leaser.close()
 		d.locker.close()

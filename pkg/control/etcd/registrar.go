@@ -210,6 +210,13 @@ func (r *registrar) poke() {
 // key is where the record stands. The caller holds mu.
 func (r *registrar) key() string { return r.prefix + string(r.node.ID) }
 
+// boot is the boot id that was announced; "" = nothing was.
+func (r *registrar) boot() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.node.BootID
+}
+
 // record is what is to be written: its number, key and value.
 func (r *registrar) record() (gen int, n control.Node, key, value string) {
 	r.mu.Lock()
@@ -226,7 +233,7 @@ func (r *registrar) stats(s *control.Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Registered = r.state.written != 0 && r.state.held(time.Now())
-	s.LeaseLost, s.Repairs = r.state.lost, r.state.repairs
+	s.LeaseLost, s.Repairs, s.Renewals, s.RenewFails = r.state.lost, r.state.repairs, r.state.renewals, r.state.renewFails
 }
 
 // do makes one call, or waits.
@@ -298,8 +305,8 @@ func (r *registrar) renew(ctx context.Context, act action) (event, error) {
 	return event{kind: evRenewed, ttl: ttl, sent: sent}, nil
 }
 
-// put writes the record if the key is still as the action says. A put whose
-// answer was lost shows as a conflict with ourselves at the next try.
+// put writes the record if the key is still as the action says. After a put
+// whose answer was lost, the next one reads it back.
 func (r *registrar) put(ctx context.Context, act action) (event, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -315,7 +322,11 @@ func (r *registrar) put(ctx context.Context, act action) (event, error) {
 	if resp.Succeeded {
 		return event{kind: evWrote, gen: gen, rev: resp.Header.Revision}, nil
 	}
-	return r.found(evConflict, resp.Responses[0].GetResponseRange().Kvs, act.lease), nil
+	ev := r.found(evConflict, resp.Responses[0].GetResponseRange().Kvs, act.lease)
+	if ev.owner == ownerUs && ev.same {
+		return event{kind: evWrote, gen: gen, rev: ev.rev}, nil // by a put whose answer was lost
+	}
+	return ev, nil
 }
 
 func (r *registrar) check(ctx context.Context, act action) (event, error) {

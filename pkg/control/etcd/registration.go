@@ -21,17 +21,21 @@ type timing struct {
 	progress    time.Duration // between progress requests
 	stale       time.Duration // silence that means a dead watch
 	reconcile   time.Duration // between checks of the view, 20 % up or down
+	probe       time.Duration // between probes of endpoints
+	patience    time.Duration // with an upstream that fails; up to half as much again
+	detour      time.Duration // how long etcd is followed then, 20 % up or down
 }
 
 var defaults = timing{
 	ttl: 10 * time.Second, renew: 3 * time.Second, margin: time.Second, retry: 500 * time.Millisecond,
 	heal: 500 * time.Millisecond, check: time.Minute,
 	workerTTL: time.Minute, workerRenew: 20 * time.Second, workerSafe: 10 * time.Second,
-	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute,
+	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute, probe: probePeriod,
+	patience: 10 * time.Second, detour: time.Minute,
 }
 
 // pauses are between attempts that failed, other than renewals.
-var pauses = backoff.Policy{Base: 200 * time.Millisecond, Max: 5 * time.Second}
+var pauses = backoff.Policy{Base: 200 * time.Millisecond, Max: 2 * time.Second}
 
 // leaseID is etcd's number of a lease; 0 = none.
 type leaseID = int64
@@ -124,7 +128,7 @@ type registration struct {
 	failures                         int       // in a row, of grants and puts
 	stopping, ended                  bool
 
-	lost, repairs uint64
+	lost, repairs, renewals, renewFails uint64
 }
 
 // held reports whether the lease holds by our own clock at the time.
@@ -152,6 +156,7 @@ func (s *registration) absorb(ev event) {
 		s.lease, s.ttl, s.sent = ev.lease, ev.ttl, ev.sent
 		s.renewAt, s.failures = s.nextRenewal(ev.sent), 0
 	case evRenewed:
+		s.renewals++
 		s.ttl, s.sent, s.renewAt = ev.ttl, ev.sent, s.nextRenewal(ev.sent)
 	case evWrote:
 		s.want = max(s.want, ev.gen) // the put carried what was announced meanwhile
@@ -220,6 +225,7 @@ func (s *registration) lose(ev event) {
 func (s *registration) fail(ev event) {
 	switch ev.did {
 	case actRenew:
+		s.renewFails++
 		s.renewAt = ev.at.Add(s.timing.retry)
 	case actCheck:
 		s.checkAt = ev.at.Add(s.timing.renew)

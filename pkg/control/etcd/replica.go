@@ -2,23 +2,50 @@ package etcd
 
 import (
 	"bytes"
+	"encoding/json"
 	"maps"
-	"slices"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 )
 
 // record is one key as it was read.
 type record struct {
-	mod  int64 // revision of its last change
-	raw  []byte
-	node control.Node
-	ok   bool // raw could be read
+	mod   int64 // revision of its last change
+	lease leaseID
+	raw   []byte
+	kind  recordKind
+	node  control.Node // of a recordNode
+	order order        // of the others
+	ok    bool         // raw could be read
 }
+
+// recordKind is what a key below the prefix holds.
+type recordKind int
+
+const (
+	recordNode   recordKind = iota
+	recordCordon            // <node>/cordon: an operator keeps work away
+	recordDrain             // <node>/drain: an operator wants the process to stop
+)
+
+// order is what an operator wrote for a node.
+type order struct {
+	Node   im.NodeID `json:"node"`
+	BootID string    `json:"boot_id,omitempty"` // of a drain
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+const (
+	cordonSuffix = "/cordon" // node ids hold no slash
+	drainSuffix  = "/drain"
+)
 
 // replica is a copy of all records at one revision. It is never changed; the
 // methods make new ones.
@@ -38,8 +65,20 @@ func replicaOf(rev int64, cluster uint64, kvs []*mvccpb.KeyValue) replica {
 }
 
 func read(kv *mvccpb.KeyValue) record {
-	n, err := decode(kv)
-	return record{mod: kv.ModRevision, raw: kv.Value, node: n, ok: err == nil && n.ID != ""}
+	r := record{mod: kv.ModRevision, lease: kv.Lease, raw: kv.Value}
+	key := string(kv.Key)
+	switch {
+	case strings.HasSuffix(key, cordonSuffix):
+		r.kind = recordCordon
+	case strings.HasSuffix(key, drainSuffix):
+		r.kind = recordDrain
+	default:
+		n, err := decode(kv)
+		r.node, r.ok = n, err == nil && n.ID != ""
+		return r
+	}
+	r.ok = json.Unmarshal(kv.Value, &r.order) == nil && r.order.Node != ""
+	return r
 }
 
 // apply takes in the events of one watch answer, which holds whole revisions.
@@ -82,16 +121,44 @@ func (r replica) differences(o replica) int {
 	return n
 }
 
-// view is what everybody else sees: records that cannot be read are left out.
-func (r replica) view(stale bool) *control.View {
-	v := &control.View{Revision: r.rev, Stale: stale, Nodes: make([]control.Node, 0, len(r.records))}
+// nodes are the records that can be read, by id, with what operators want.
+func (r replica) nodes() []control.Node {
+	out := make([]control.Node, 0, len(r.records))
+	cordons := map[im.NodeID]string{}
 	for _, rec := range r.records {
-		if rec.ok {
-			v.Nodes = append(v.Nodes, rec.node)
+		switch {
+		case !rec.ok:
+		case rec.kind == recordNode:
+			out = append(out, rec.node)
+		case rec.kind == recordCordon:
+			cordons[rec.order.Node] = rec.order.Reason
 		}
 	}
-	slices.SortFunc(v.Nodes, func(a, b control.Node) int { return strings.Compare(string(a.ID), string(b.ID)) })
-	return v
+	for i := range out {
+		out[i].Cordon = cordons[out[i].ID]
+	}
+	return byID(out)
+}
+
+// drain is the order to stop that an operator gave to a node.
+func (r replica) drain(prefix string, id im.NodeID) (order, bool) {
+	rec, ok := r.records[prefix+string(id)+drainSuffix]
+	return rec.order, ok && rec.ok
+}
+
+// take makes a copy that has a batch of a feed.
+func (r replica) take(prefix string, b control.Batch) replica {
+	next := replica{rev: b.Revision, cluster: b.Cluster, records: map[string]record{}}
+	if !b.Full {
+		maps.Copy(next.records, r.records)
+	}
+	for _, k := range b.Deleted {
+		delete(next.records, prefix+k)
+	}
+	for _, p := range b.Put {
+		next.records[prefix+p.Key] = read(&mvccpb.KeyValue{Key: []byte(prefix + p.Key), Value: p.Value, ModRevision: p.Revision, Lease: p.Lease})
+	}
+	return next
 }
 
 // verdict says what to do with a full read.
@@ -111,8 +178,8 @@ const stubborn = 3
 // reads in a row were behind before it.
 func (r replica) judge(rev int64, cluster uint64, behind int) verdict {
 	switch {
-	case r.records == nil:
-		return takeIt
+	case r.cluster == 0:
+		return takeIt // nothing is known yet
 	case cluster != r.cluster:
 		return rebuild
 	case rev >= r.rev:

@@ -26,13 +26,16 @@ type lister interface {
 // follower keeps a copy of the records below a prefix and publishes it. One
 // goroutine, run, changes it.
 type follower struct {
-	etcd    lister
-	prefix  string
-	timing  timing
-	publish func(*control.View)
-	noticed func(*clientv3.Event) // sees every event
-	log     *zap.Logger
+	etcd     lister
+	prefix   string
+	timing   timing
+	listed   func(r replica, direct bool) // gets each new copy; direct = from etcd itself
+	away     func()                       // is told when etcd cannot be reached
+	noticed  func(*clientv3.Event)        // sees every event
+	log      *zap.Logger
+	upstream control.Feed // asked in place of etcd; nil = etcd is
 
+	direct bool // cur comes from etcd itself
 	cur    replica
 	stale  bool
 	behind int // reads in a row that were behind cur
@@ -44,14 +47,18 @@ type follower struct {
 	gone   bool // stale, for stats
 	drift  uint64
 	resync map[string]uint64
+	why    error // of the last failure to read; nil after a success
 }
 
-func newFollower(etcd lister, prefix string, t timing, publish func(*control.View), noticed func(*clientv3.Event), log *zap.Logger) *follower {
+func newFollower(etcd lister, prefix string, t timing, log *zap.Logger) *follower {
 	return &follower{
-		etcd: etcd, prefix: prefix, timing: t, publish: publish, noticed: noticed, log: log,
+		etcd: etcd, prefix: prefix, timing: t, log: log,
+		direct: true, listed: func(replica, bool) {}, away: func() {}, noticed: func(*clientv3.Event) {},
 		resync: make(map[string]uint64),
 	}
 }
+
+var errSilent = errors.New("nothing was heard for too long")
 
 // resyncError ends a watch so that everything is read again.
 type resyncError struct {
@@ -72,6 +79,22 @@ func (e *resyncError) Unwrap() error { return e.err }
 
 // run keeps the copy current until ctx is done.
 func (f *follower) run(ctx context.Context) {
+	for f.upstream != nil && ctx.Err() == nil {
+		f.direct = false
+		f.subscribe(ctx)
+		detour, cancel := context.WithTimeout(ctx, backoff.Spread(f.timing.detour, 0.2, rand.Float64()))
+		f.log.Warn("no node hands the registry on; following etcd for a while")
+		f.cur.records = nil // read all
+		f.direct = true
+		f.attend(detour)
+		cancel()
+	}
+	f.direct = true
+	f.attend(ctx)
+}
+
+// attend follows etcd itself until ctx is done.
+func (f *follower) attend(ctx context.Context) {
 	attempt := 0
 	loaded := f.cur.records != nil // read at start; the watch goes on from there
 	for ctx.Err() == nil {
@@ -81,7 +104,7 @@ func (f *follower) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			f.setStale(true)
+			f.lost(err)
 			f.log.Warn("the cluster view cannot be read; keeping the last one", zap.Int("attempt", attempt), zap.Error(err))
 			_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
 			attempt++
@@ -143,7 +166,7 @@ func (f *follower) follow(ctx context.Context) error {
 	defer cancel()
 	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev+1),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
-	ask := time.NewTicker(f.timing.progress)
+	ask := time.NewTimer(f.timing.progress)
 	defer ask.Stop()
 	silence := time.NewTimer(f.timing.stale)
 	defer silence.Stop()
@@ -159,13 +182,15 @@ func (f *follower) follow(ctx context.Context) error {
 				return err
 			}
 			silence.Reset(f.timing.stale)
+			ask.Reset(f.timing.progress) // one answer serves every watch of the stream
 		case <-ask.C:
 			if err := f.ask(ctx); err != nil {
 				return err
 			}
+			ask.Reset(f.timing.progress)
 		case <-silence.C:
-			f.setStale(true)
-			return &resyncError{cause: control.ResyncStale}
+			f.lost(errSilent)
+			return &resyncError{cause: control.ResyncStale, err: errSilent}
 		case <-verify.C:
 			if err := f.verify(ctx); err != nil {
 				return err
@@ -220,7 +245,7 @@ func (f *follower) verify(ctx context.Context) error {
 	case errors.Is(err, rpctypes.ErrCompacted):
 		return &resyncError{cause: control.ResyncCompacted, err: err}
 	case err != nil:
-		f.setStale(true)
+		f.lost(err)
 		return &resyncError{cause: control.ResyncBroken, err: fmt.Errorf("check the view: %w", err)}
 	}
 	f.saw(resp.Header.Revision)
@@ -239,21 +264,21 @@ func (f *follower) verify(ctx context.Context) error {
 func (f *follower) set(next replica) {
 	f.cur, f.stale = next, false
 	f.mu.Lock()
-	f.heard, f.rev, f.gone = time.Now(), next.rev, false
+	f.heard, f.rev, f.gone, f.why = time.Now(), next.rev, false, nil
 	f.newest = max(f.newest, next.rev)
 	f.mu.Unlock()
-	f.publish(next.view(false))
+	f.listed(next, f.direct)
 }
 
-func (f *follower) setStale(stale bool) {
-	if f.stale == stale {
-		return
-	}
-	f.stale = stale
+// lost notes that etcd cannot be reached.
+func (f *follower) lost(err error) {
 	f.mu.Lock()
-	f.gone = stale
+	f.gone, f.why = true, err
 	f.mu.Unlock()
-	f.publish(f.cur.view(stale))
+	if !f.stale {
+		f.stale = true
+		f.away()
+	}
 }
 
 // saw notes that etcd has reached a revision.
@@ -281,6 +306,9 @@ func (f *follower) stats(s *control.Stats) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.Stale, s.Heard, s.Revision, s.Newest, s.Drift = f.gone, f.heard, f.rev, f.newest, f.drift
+	if f.why != nil {
+		s.Trouble = short(f.why)
+	}
 	s.Resyncs = make(map[string]uint64, len(f.resync))
 	for k, v := range f.resync {
 		s.Resyncs[k] = v

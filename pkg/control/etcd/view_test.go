@@ -72,7 +72,9 @@ func kv(id string, rev int64) *mvccpb.KeyValue {
 func following(t *testing.T, f *fakeEtcd, test func(f *fakeEtcd, h *control.Handle, stats func() control.Stats)) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &control.Handle{}
-		fo := newFollower(f, "/n/", defaults, h.SetView, func(*clientv3.Event) {}, zap.NewNop())
+		fo := newFollower(f, "/n/", defaults, zap.NewNop())
+		fo.listed = func(r replica, _ bool) { h.SetView(&control.View{Nodes: r.nodes(), Revision: r.rev}) }
+		fo.away = func() { h.SetView(&control.View{Nodes: fo.cur.nodes(), Revision: fo.cur.rev, Stale: true}) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { fo.run(ctx); close(done) }()

@@ -243,12 +243,16 @@ const sqlUnread = `SELECT count(*) FROM (SELECT 1 FROM entry WHERE conv = ? AND 
 
 // unread counts what the user of s has not read.
 func (c *conn) unread(s *stay) (n int, err error) {
-	from, to := max(s.read, s.view.start()), s.view.head()
-	if from >= to {
-		return 0, nil
+	for _, seen := range s.view.within(s.read, 0) {
+		var more int
+		if err := c.row(sqlUnread, []any{s.num, seen.start, seen.end, string(s.user), store.MaxUnread - n}, &more); err != nil {
+			return 0, err
+		}
+		if n += more; n == store.MaxUnread {
+			break
+		}
 	}
-	err = c.row(sqlUnread, []any{s.num, from, to, string(s.user), store.MaxUnread}, &n)
-	return n, err
+	return n, nil
 }
 
 const sqlLast = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq > ? AND seq <= ? AND kind = ? ORDER BY seq DESC LIMIT 1`

@@ -21,8 +21,20 @@ type view struct {
 // all is the view of the system.
 func all(head im.Seq) view { return view{log: head} }
 
-// start is the first have: the reader's newest stretch begins above it.
-func (v view) start() im.Seq { return max(v.last.start, v.cleared) }
+// start is the first have: everything that the reader may see is above it. It
+// is the border of the first stretch and not of the newest, because one who was
+// away while it was removed and came back still has the rest of the former
+// stretch to read.
+func (v view) start() im.Seq {
+	first := v.last.start
+	if len(v.earlier) > 0 {
+		first = v.earlier[0].start
+	}
+	return max(first, v.cleared)
+}
+
+// since is the border of the newest stretch: what is delivered live is above it.
+func (v view) since() im.Seq { return max(v.last.start, v.cleared) }
 
 // head is the newest entry of the reader's newest stretch. It is never below
 // start; if it is equal, the reader sees nothing.

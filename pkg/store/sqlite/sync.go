@@ -178,7 +178,7 @@ func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, er
 
 // public is the member as others may see it.
 func (s *stay) public() store.Member {
-	return store.Member{User: s.user, Role: s.role, Start: s.view.start(), Delivered: s.here(), Read: s.read}
+	return store.Member{User: s.user, Role: s.role, Start: s.view.since(), Delivered: s.here(), Read: s.read}
 }
 
 const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END

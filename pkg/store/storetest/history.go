@@ -110,7 +110,7 @@ func borders(k *kit) {
 	bothWays(k, conv, "m", append(second, upTo(again, last)...))
 	bothWays(k, conv, "o", upTo(1, last))
 	s := k.state(conv, "m")
-	same(k, "state", []any{s.Start, s.Head, s.Role, s.Unread}, []any{again - 1, last, clientv1.Role_ROLE_MEMBER, 3})
+	same(k, "state", []any{s.Start, s.Head, s.Role, s.Unread}, []any{in - 1, last, clientv1.Role_ROLE_MEMBER, 28})
 	k.sent(row(conv, "m", "own"))
 	same(k, "own new message", k.seen(conv, "m")[len(k.seen(conv, "m"))-1], last+1)
 }

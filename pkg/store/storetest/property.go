@@ -250,10 +250,10 @@ func (m *model) read(t *rapid.T) {
 	}
 }
 
-// start and top are the ends of the newest stay.
+// start is where what the user may see begins, top where its newest stay ends.
 func (m *model) start(u im.UserID) im.Seq {
 	mm := m.members[u]
-	return max(mm.stays[len(mm.stays)-1].from, mm.cleared)
+	return max(mm.stays[0].from, mm.cleared)
 }
 
 func (m *model) top(u im.UserID) im.Seq {

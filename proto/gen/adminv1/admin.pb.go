@@ -24,9 +24,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ListNodesRequest is empty.
+// ListNodesRequest says what is wanted.
 type ListNodesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Serial of the view that the caller has.
+	Serial uint64 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	// How long to wait for another one, at most 10,000; 0 = not at all.
+	WaitMs int32 `protobuf:"varint,2,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// Ask the registry how long each lease has left.
+	Leases        bool `protobuf:"varint,3,opt,name=leases,proto3" json:"leases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -61,6 +67,27 @@ func (*ListNodesRequest) Descriptor() ([]byte, []int) {
 	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *ListNodesRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+func (x *ListNodesRequest) GetWaitMs() int32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *ListNodesRequest) GetLeases() bool {
+	if x != nil {
+		return x.Leases
+	}
+	return false
+}
+
 // ListNodesResponse is the view of one node.
 type ListNodesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -68,7 +95,9 @@ type ListNodesResponse struct {
 	// Revision of the registry that the view shows.
 	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The registry cannot be reached and the view may be old.
-	Stale         bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
+	Stale bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
+	// Number of the view; another one has another number.
+	Serial        uint64 `protobuf:"varint,4,opt,name=serial,proto3" json:"serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -124,6 +153,13 @@ func (x *ListNodesResponse) GetStale() bool {
 	return false
 }
 
+func (x *ListNodesResponse) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
 // Node is one registered process.
 type Node struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -141,7 +177,17 @@ type Node struct {
 	Weight          int32  `protobuf:"varint,10,opt,name=weight,proto3" json:"weight,omitempty"`
 	StartedMs       int64  `protobuf:"varint,11,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`
 	// This is the node that answers.
-	Self          bool `protobuf:"varint,12,opt,name=self,proto3" json:"self,omitempty"`
+	Self bool `protobuf:"varint,12,opt,name=self,proto3" json:"self,omitempty"`
+	// Empty if the registry lists the node; else held, suspect or unregistered.
+	Standing string `protobuf:"bytes,13,opt,name=standing,proto3" json:"standing,omitempty"`
+	// Why an operator keeps new work away; empty = nobody does.
+	Cordon         string `protobuf:"bytes,14,opt,name=cordon,proto3" json:"cordon,omitempty"`
+	MaxConnections int32  `protobuf:"varint,15,opt,name=max_connections,json=maxConnections,proto3" json:"max_connections,omitempty"`
+	// Follows etcd itself and answers others that do not.
+	Relay bool `protobuf:"varint,16,opt,name=relay,proto3" json:"relay,omitempty"`
+	// What is left of its lease and what was granted; 0 = not known.
+	LeaseLeftMs   int64 `protobuf:"varint,17,opt,name=lease_left_ms,json=leaseLeftMs,proto3" json:"lease_left_ms,omitempty"`
+	LeaseTtlMs    int64 `protobuf:"varint,18,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -258,6 +304,48 @@ func (x *Node) GetSelf() bool {
 		return x.Self
 	}
 	return false
+}
+
+func (x *Node) GetStanding() string {
+	if x != nil {
+		return x.Standing
+	}
+	return ""
+}
+
+func (x *Node) GetCordon() string {
+	if x != nil {
+		return x.Cordon
+	}
+	return ""
+}
+
+func (x *Node) GetMaxConnections() int32 {
+	if x != nil {
+		return x.MaxConnections
+	}
+	return 0
+}
+
+func (x *Node) GetRelay() bool {
+	if x != nil {
+		return x.Relay
+	}
+	return false
+}
+
+func (x *Node) GetLeaseLeftMs() int64 {
+	if x != nil {
+		return x.LeaseLeftMs
+	}
+	return 0
+}
+
+func (x *Node) GetLeaseTtlMs() int64 {
+	if x != nil {
+		return x.LeaseTtlMs
+	}
+	return 0
 }
 
 // ApiKey is one key of the customer's backend.
@@ -697,12 +785,16 @@ var File_imd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x18imd/admin/v1/admin.proto\x12\fimd.admin.v1\"\x12\n" +
-	"\x10ListNodesRequest\"o\n" +
+	"\x18imd/admin/v1/admin.proto\x12\fimd.admin.v1\"[\n" +
+	"\x10ListNodesRequest\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x17\n" +
+	"\await_ms\x18\x02 \x01(\x05R\x06waitMs\x12\x16\n" +
+	"\x06leases\x18\x03 \x01(\bR\x06leases\"\x87\x01\n" +
 	"\x11ListNodesResponse\x12(\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x12.imd.admin.v1.NodeR\x05nodes\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x14\n" +
-	"\x05stale\x18\x03 \x01(\bR\x05stale\"\xd0\x02\n" +
+	"\x05stale\x18\x03 \x01(\bR\x05stale\x12\x16\n" +
+	"\x06serial\x18\x04 \x01(\x04R\x06serial\"\x89\x04\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x14\n" +
@@ -718,7 +810,14 @@ const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\x05R\x06weight\x12\x1d\n" +
 	"\n" +
 	"started_ms\x18\v \x01(\x03R\tstartedMs\x12\x12\n" +
-	"\x04self\x18\f \x01(\bR\x04self\"\x89\x01\n" +
+	"\x04self\x18\f \x01(\bR\x04self\x12\x1a\n" +
+	"\bstanding\x18\r \x01(\tR\bstanding\x12\x16\n" +
+	"\x06cordon\x18\x0e \x01(\tR\x06cordon\x12'\n" +
+	"\x0fmax_connections\x18\x0f \x01(\x05R\x0emaxConnections\x12\x14\n" +
+	"\x05relay\x18\x10 \x01(\bR\x05relay\x12\"\n" +
+	"\rlease_left_ms\x18\x11 \x01(\x03R\vleaseLeftMs\x12 \n" +
+	"\flease_ttl_ms\x18\x12 \x01(\x03R\n" +
+	"leaseTtlMs\"\x89\x01\n" +
 	"\x06ApiKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +

@@ -55,7 +55,8 @@ var (
 
 // ClusterServiceClient is a client for the imd.admin.v1.ClusterService service.
 type ClusterServiceClient interface {
-	// ListNodes answers from this node's view of the registry.
+	// ListNodes answers from this node's view of the registry; with wait_ms, when
+	// the view is another one than the caller has or the wait is over.
 	ListNodes(context.Context, *adminv1.ListNodesRequest) (*adminv1.ListNodesResponse, error)
 }
 
@@ -67,7 +68,8 @@ func NewClusterServiceClient(client *connect.Client) ClusterServiceClient {
 
 // ClusterServiceHandler is an implementation of the imd.admin.v1.ClusterService service.
 type ClusterServiceHandler interface {
-	// ListNodes answers from this node's view of the registry.
+	// ListNodes answers from this node's view of the registry; with wait_ms, when
+	// the view is another one than the caller has or the wait is over.
 	ListNodes(context.Context, *adminv1.ListNodesRequest) (*adminv1.ListNodesResponse, error)
 }
 

@@ -1,0 +1,305 @@
+package cluster
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/testenv"
+)
+
+// report logs the middle, the 99th percentile and the worst of some times.
+func report(t *testing.T, what string, took []time.Duration) {
+	t.Helper()
+	slices.Sort(took)
+	t.Logf("%s: p50 %v, p99 %v, max %v of %d", what, took[len(took)/2], took[min(len(took)-1, len(took)*99/100)], took[len(took)-1], len(took))
+}
+
+// usable reports whether new work may go to the node.
+func usable(p *process, id string) bool {
+	return slices.ContainsFunc(p.handle.View().With("gateway"), func(n control.Node) bool { return n.ID == im.NodeID(id) })
+}
+
+// quick makes leases short, so that what their end does is seen soon.
+func quick(o *etcd.Options) {
+	o.TTL, o.Renew, o.Progress, o.Stale, o.Probe = 2*time.Second, 500*time.Millisecond, 500*time.Millisecond, 2*time.Second, 500*time.Millisecond
+}
+
+// A member dies, one stalls, all are away: nobody is evicted, the endpoints are
+// marked and healed, and afterwards all is as before.
+func TestMembersFail(t *testing.T) {
+	all := members(t, 3)
+	at := urls(all)
+	out, err := exec.Command(testenv.Binary(t), "doctor", "--set", "controlplane.endpoints="+strings.Join(at, ",")).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "3 members, which bear the loss of 1") {
+		t.Errorf("doctor: %v\n%s", err, out)
+	}
+	var nodes []*process
+	for i := range 4 {
+		nodes = append(nodes, start(t, options{id: fmt.Sprintf("n%d", i), urls: at, change: quick}))
+	}
+	whole := func() bool {
+		return !slices.ContainsFunc(nodes, func(p *process) bool {
+			return p.handle.View().Stale || len(p.handle.View().With("gateway")) != len(nodes) || !p.Stats().Registered
+		})
+	}
+	calm := func(when string) {
+		t.Helper()
+		eventually(t, "all see all "+when, 20*time.Second, whole)
+		for _, p := range nodes {
+			if s := p.Stats(); s.Evicted != 0 || s.Drift != 0 {
+				t.Errorf("%s: %+v", when, s)
+			}
+		}
+	}
+	good := func() int {
+		n := 0
+		for _, e := range nodes[0].Stats().Endpoints {
+			if e.Good {
+				n++
+			}
+		}
+		return n
+	}
+	calm("at first")
+	all[0].kill()
+	eventually(t, "the dead endpoint is marked", 10*time.Second, func() bool { return good() == 2 })
+	calm("without a member")
+	all[0].start()
+	eventually(t, "its mark heals", 20*time.Second, func() bool { return good() == 3 })
+	all[1].signal(syscall.SIGSTOP)
+	time.Sleep(3 * time.Second)
+	calm("with a stalled member")
+	all[1].signal(syscall.SIGCONT)
+	for _, m := range all {
+		m.kill()
+	}
+	eventually(t, "all views are stale", 20*time.Second, func() bool {
+		return !slices.ContainsFunc(nodes, func(p *process) bool { return !p.handle.View().Stale })
+	})
+	for _, p := range nodes {
+		if n := len(p.handle.View().With("gateway")); n != len(nodes) {
+			t.Errorf("without etcd %s sees %d nodes", p.node.ID, n)
+		}
+	}
+	if rounds(0) > 0 {
+		time.Sleep(time.Minute) // the outage of the figures
+	}
+	for _, m := range all {
+		m.start()
+	}
+	calm("after the outage")
+}
+
+// A node that drains is out of use at once.
+func TestDrainingNodeLeaves(t *testing.T) {
+	at := urls(members(t, 1))
+	watcher := start(t, options{id: "w", urls: at})
+	var drained []time.Duration
+	for i := range rounds(3) {
+		n, err := launch(options{id: fmt.Sprintf("d%d", i), urls: at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the node is used", 5*time.Second, func() bool { return usable(watcher, string(n.node.ID)) })
+		n.node.State = control.Draining
+		began := time.Now()
+		if err := n.Announce(t.Context(), n.node); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is not", 5*time.Second, func() bool { return !usable(watcher, string(n.node.ID)) })
+		drained = append(drained, time.Since(began))
+		n.stop()
+	}
+	report(t, "drained", drained)
+	if d := drained[len(drained)-1]; d > time.Second {
+		t.Errorf("a draining node was used for %v", d)
+	}
+}
+
+// A killed process is out of the list within 12 s.
+func TestKilledNodeLeaves(t *testing.T) {
+	t.Parallel()
+	at := urls(members(t, 1))
+	watcher := start(t, options{id: "w", urls: at})
+	start(t, options{id: "keep", urls: at})
+	var took []time.Duration
+	for i := range rounds(1) {
+		name := fmt.Sprintf("victim%d", i)
+		cmd, lines := spawn(t, job{Name: name, URLs: at})
+		if got := <-lines; got != "ready" {
+			t.Fatal(got)
+		}
+		eventually(t, "the victim is used", 5*time.Second, func() bool { return usable(watcher, name) })
+		began := time.Now()
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the victim is gone", 15*time.Second, func() bool { _, ok := watcher.handle.View().Node(im.NodeID(name)); return !ok })
+		took = append(took, time.Since(began))
+	}
+	report(t, "killed", took)
+	if worst := took[len(took)-1]; worst > 12*time.Second {
+		t.Errorf("a killed node was in the list for %v", worst)
+	}
+}
+
+// A process that stands still for longer than its lease leaves the list, and is
+// back soon after it goes on.
+func TestStalledNodeReturns(t *testing.T) {
+	at := urls(members(t, 1))
+	watcher := start(t, options{id: "w", urls: at, change: quick})
+	cmd, lines := spawn(t, job{Name: "sleeper", URLs: at, Quick: true})
+	if got := <-lines; got != "ready" {
+		t.Fatal(got)
+	}
+	eventually(t, "the sleeper is used", 5*time.Second, func() bool { return usable(watcher, "sleeper") })
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is not", 10*time.Second, func() bool { return !usable(watcher, "sleeper") })
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is again", 10*time.Second, func() bool { return usable(watcher, "sleeper") })
+}
+
+// A change is soon in the view of every process that watches.
+func TestChangeIsSeen(t *testing.T) {
+	processes := 4
+	if rounds(0) > 0 {
+		processes = 20
+	}
+	m := members(t, 1)[0]
+	var lines []<-chan string
+	for i := range processes {
+		_, l := spawn(t, job{Name: fmt.Sprintf("p%d", i), URLs: []string{m.url}, Subscribers: 1, Direct: true})
+		lines = append(lines, l)
+	}
+	for _, l := range lines {
+		if got := <-l; got != "ready" {
+			t.Fatal(got)
+		}
+	}
+	took := waves(t, start(t, options{id: "probe", urls: []string{m.url}}), lines)
+	report(t, fmt.Sprintf("seen by %d processes", processes), took)
+	if worst := took[len(took)-1]; worst > time.Second {
+		t.Errorf("a change took %v", worst)
+	}
+}
+
+// waves changes the record of a node again and again, and tells how long each
+// change took to be seen by all followers of all children.
+func waves(t *testing.T, probe *process, lines []<-chan string) []time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for i := range rounds(10) {
+		probe.node.Weight = 2 + i
+		began := time.Now()
+		if err := probe.Announce(t.Context(), probe.node); err != nil {
+			t.Fatal(err)
+		}
+		last := began
+		for _, l := range lines {
+			if at := awaitSeen(t, l, 2+i); at.After(last) {
+				last = at
+			}
+		}
+		took = append(took, last.Sub(began))
+		time.Sleep(300 * time.Millisecond) // so that the next change is alone
+	}
+	return took
+}
+
+// Fifty nodes that start at once are soon all registered, and at rest they cost
+// etcd less than a request a second each.
+func TestFiftyNodesAtRest(t *testing.T) {
+	const nodes = 50
+	m := members(t, 1)[0]
+	began := time.Now()
+	all := make([]*process, nodes)
+	var wg sync.WaitGroup
+	for i := range nodes {
+		wg.Go(func() {
+			p, err := launch(options{id: fmt.Sprintf("n%02d", i), urls: []string{m.url}, change: func(o *etcd.Options) { o.StartJitter = time.Second }})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			all[i] = p
+		})
+	}
+	wg.Wait()
+	for _, p := range all {
+		if p == nil {
+			t.FailNow()
+		}
+		t.Cleanup(p.stop)
+	}
+	eventually(t, "all see all", 15*time.Second, func() bool {
+		return !slices.ContainsFunc(all, func(p *process) bool { return len(p.handle.View().With("gateway")) != nodes })
+	})
+	t.Logf("%d nodes that started at once see each other after %v", nodes, time.Since(began))
+	time.Sleep(5 * time.Second) // the start is over
+	before := m.requests()
+	time.Sleep(10 * time.Second)
+	rate := (m.requests() - before) / 10 / nodes
+	t.Logf("at rest: %.2f requests/s of each of %d nodes", rate, nodes)
+	if rate >= 1 {
+		t.Errorf("each node makes %.2f requests/s", rate)
+	}
+}
+
+// Five hundred followers in five processes cost etcd five watches and see a
+// change within half a second.
+func TestManyFollowers(t *testing.T) {
+	const processes, followers = 5, 100
+	m := members(t, 1)[0]
+	base := m.metric("etcd_debugging_mvcc_watcher_total")
+	var lines []<-chan string
+	for i := range processes {
+		_, l := spawn(t, job{Name: fmt.Sprintf("p%d", i), URLs: []string{m.url}, Subscribers: followers})
+		lines = append(lines, l)
+	}
+	for _, l := range lines {
+		if got := <-l; got != "ready" {
+			t.Fatal(got)
+		}
+	}
+	probe := start(t, options{id: "probe", urls: []string{m.url}})
+	own := 2.0 + processes + processes*followers // the probe's, and one of each for elections
+	took := waves(t, probe, lines)
+	report(t, fmt.Sprintf("seen by %d followers", processes*followers), took)
+	if worst := took[len(took)-1]; worst > 2*time.Second {
+		t.Errorf("a change took %v", worst)
+	}
+	if n := m.metric("etcd_debugging_mvcc_watcher_total") - base - own; n > processes {
+		t.Errorf("etcd has %v watchers, want %d at most", n, processes)
+	}
+}
+
+// awaitSeen reads a child's lines until all of its followers have seen a weight.
+func awaitSeen(t *testing.T, lines <-chan string, weight int) time.Time {
+	t.Helper()
+	end := time.After(20 * time.Second)
+	for {
+		select {
+		case l := <-lines:
+			var w int
+			var ns int64
+			if _, err := fmt.Sscanf(l, "seen %d %d", &w, &ns); err == nil && w == weight {
+				return time.Unix(0, ns)
+			}
+		case <-end:
+			t.Fatalf("not all followers saw weight %d", weight)
+		}
+	}
+}
