@@ -325,6 +325,9 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 			for _, ch := range before { // healing may take longer than was planned
 				<-ch
 			}
+			if time.Since(began.Add(e.At)) > rest {
+				hold(ctx, rest)
+			}
 			if late := time.Since(began.Add(e.At)); ctx.Err() != nil || late > tail && e.At+late+e.For > d.Duration-tail {
 				d.skip(e)
 				return

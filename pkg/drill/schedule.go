@@ -90,9 +90,9 @@ var traits = []trait{
 	{kind: Slow, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: HalfOpen, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: Hostile, area: peers, min: 1000 * ms, max: 3000 * ms},
-	{kind: Block, area: peers, min: 1500 * ms, max: 3000 * ms, also: []area{links, nodes}},
+	{kind: Block, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
-	{kind: Members, area: peers, min: 1500 * ms, max: 3000 * ms, also: []area{links, nodes}},
+	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 }
 
 // areas are those that a fault of the kind needs for itself.
