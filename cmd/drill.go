@@ -148,7 +148,9 @@ func (f *drillFlags) check() (err error) {
 		return usagef("--settle: %v is less than 1s", o.Settle)
 	}
 	o.Duration = time.Duration(f.minutes * float64(time.Minute)).Round(time.Millisecond)
-	if len(f.faults) > 0 {
+	if len(f.faults) == 0 {
+		o.Kinds = drill.Possible()
+	} else {
 		o.Kinds = nil
 		for _, name := range f.faults {
 			k := drill.Kind(name)

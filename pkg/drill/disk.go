@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,21 @@ func mount(path string) error {
 	}
 	return nil
 }
+
+// mountable is nil if this process may mount; it has tried.
+var mountable = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return unix.EPERM
+	}
+	dir, err := os.MkdirTemp("", "imd-mount-")
+	if err != nil {
+		return err
+	}
+	if err = mount(dir); err == nil {
+		err = unmount(dir)
+	}
+	return errors.Join(err, os.Remove(dir))
+})
 
 func unmount(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {

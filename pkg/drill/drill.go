@@ -44,14 +44,14 @@ type Options struct {
 	Progress func(Progress)
 }
 
-// Defaults are the options of a standard drill, but for Exe, Dir and Seed.
+// Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
-	return Options{Layout: AllInOne(), Kinds: Possible(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
+	return Options{Layout: AllInOne(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
 		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
 }
 
 // Possible are the kinds that this process can carry out: some want a build
-// with the tag drill, some the rights to mount.
+// with the tag drill, some the right to mount, which is tried.
 func Possible() []Kind {
 	var all []Kind
 	for _, t := range traits {
@@ -75,8 +75,8 @@ func (t *trait) why() string {
 	switch {
 	case t.tag && !failpoint.Built:
 		return "wants a build with the tag drill"
-	case t.root && os.Geteuid() != 0:
-		return "wants root, to mount a small file system"
+	case t.mount && mountable() != nil:
+		return fmt.Sprintf("wants the right to mount a small file system (%v)", mountable())
 	}
 	return ""
 }
@@ -324,6 +324,9 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 			defer close(done)
 			for _, ch := range before { // healing may take longer than was planned
 				<-ch
+			}
+			if time.Since(began.Add(e.At)) > rest {
+				hold(ctx, rest)
 			}
 			if late := time.Since(began.Add(e.At)); ctx.Err() != nil || late > tail && e.At+late+e.For > d.Duration-tail {
 				d.skip(e)

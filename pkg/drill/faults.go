@@ -311,6 +311,12 @@ func (f *fault) hostile(ctx context.Context) error {
 // many messages are stored whose senders do not know it.
 const lost = 700 * ms
 
+// quiet is how long nothing else happens after rights were given back. A refusal
+// whose answer is lost is no promise: the repeated send is a new one, and if it
+// is taken then, it stands behind what was taken meanwhile. So refusals must
+// have arrived before connections are cut again.
+const quiet = 1200 * ms
+
 // changeRights takes rights away while answers are lost, lets the devices come
 // back and ask again, and gives the rights back.
 func (f *fault) changeRights(ctx context.Context, take, give func(context.Context) error) error {
@@ -318,10 +324,12 @@ func (f *fault) changeRights(ctx context.Context, take, give func(context.Contex
 	hold(ctx, lost)
 	err := take(ctx)
 	f.unmute()
-	hold(ctx, f.For-lost)
-	ctx, cancel := healing(ctx)
+	hold(ctx, f.For-lost-quiet)
+	call, cancel := healing(ctx)
 	defer cancel()
-	return errors.Join(err, give(ctx))
+	err = errors.Join(err, give(call))
+	hold(ctx, quiet)
+	return err
 }
 
 // block lets users block a partner of theirs.

@@ -63,7 +63,7 @@ type trait struct {
 	levels   []string      // of which one is chosen
 	also     []area        // areas that must be free besides its own
 	tag      bool          // only in builds with the tag drill
-	root     bool          // only as root
+	mount    bool          // only who may mount
 }
 
 const ms = time.Millisecond
@@ -72,7 +72,7 @@ var traits = []trait{
 	{kind: Kill, area: nodes, min: 0, max: 3000 * ms},
 	{kind: Pause, area: nodes, min: 1000 * ms, max: 8000 * ms},
 	{kind: Restart, area: nodes, min: 1500 * ms, max: 4000 * ms},
-	{kind: Disk, area: nodes, min: 1500 * ms, max: 5000 * ms, root: true},
+	{kind: Disk, area: nodes, min: 1500 * ms, max: 5000 * ms, mount: true},
 	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms},
 	{kind: Clock, area: nodes, min: 2000 * ms, max: 5000 * ms, levels: []string{"-1h", "-3s", "-700ms", "-30ms", "2s", "4m"}, tag: true},
 	{kind: Point, area: nodes, min: 1000 * ms, max: 4000 * ms, tag: true, levels: []string{
@@ -90,9 +90,9 @@ var traits = []trait{
 	{kind: Slow, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: HalfOpen, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: Hostile, area: peers, min: 1000 * ms, max: 3000 * ms},
-	{kind: Block, area: peers, min: 1500 * ms, max: 3000 * ms, also: []area{links, nodes}},
+	{kind: Block, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
-	{kind: Members, area: peers, min: 1500 * ms, max: 3000 * ms, also: []area{links, nodes}},
+	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 }
 
 // areas are those that a fault of the kind needs for itself.

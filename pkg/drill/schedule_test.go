@@ -59,7 +59,7 @@ func TestPlan(t *testing.T) {
 func TestShortDrillsHaveManyFaults(t *testing.T) {
 	var normal []Kind
 	for _, tr := range traits {
-		if !tr.tag && !tr.root {
+		if !tr.tag && !tr.mount {
 			normal = append(normal, tr.kind)
 		}
 	}
