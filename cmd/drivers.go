@@ -34,7 +34,10 @@ const startJitter = time.Second
 // openControl is etcd: the server inside this process if no endpoints are
 // given, else a cluster. Everything above is the same.
 func openControl(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
-	opts := etcd.Options{Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Settings: o.Settings, Log: o.Log}
+	opts := etcd.Options{
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings,
+		LeaseOnly: o.Config.LeaseOnly, Log: o.Log,
+	}
 	if len(o.Config.Endpoints) == 0 {
 		srv, err := embedded.Start(ctx, filepath.Join(o.DataDir, "etcd"), o.Log)
 		if err != nil {

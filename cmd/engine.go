@@ -137,7 +137,7 @@ func (e *engine) assemble() error {
 		return err
 	}
 	admin.New(admin.Deps{
-		Node: id, View: ctl.View, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
+		Node: id, Control: ctl, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
 		Log: e.log.Named("admin"), Reg: e.reg,
 	}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{

@@ -18,11 +18,12 @@ import (
 // printsData has a command line for every command that prints data. Each is
 // run with -o json; it need not succeed, but what it prints must be JSON.
 var printsData = map[string][]string{
-	"imd config check":  {},
-	"imd config show":   {"--origin"},
-	"imd config docs":   {"--example"},
-	"imd check ready":   {},
-	"imd nodes":         {},
+	"imd config check": {},
+	"imd config show":  {"--origin"},
+	"imd config docs":  {"--example"},
+	"imd check ready":  {},
+	"imd nodes":        {},
+	"imd leader show":  {}, "imd leader transfer": {"scheduler", "--to", "n"}, "imd leader resign": {"scheduler"}, "imd locks": {},
 	"imd settings list": {}, "imd settings get": {"rate.factor", "--applied"}, "imd settings set": {"rate.factor=2"}, "imd settings watch": {},
 	"imd settings history": {}, "imd settings rollback": {"gateway", "1"}, "imd settings wait": {}, "imd settings docs": {},
 	"imd token mint":    {"--user", "alice"},

@@ -22,6 +22,8 @@ type Config struct {
 	// Username and Password are those of a user of the etcd cluster.
 	Username string        `mapstructure:"username" doc:"User name at the etcd cluster; default none."`
 	Password config.Secret `mapstructure:"password" doc:"Password of that user; default none."`
+	// LeaseOnly switches the fast takeover off.
+	LeaseOnly bool `mapstructure:"lease_only" doc:"A standby waits until the lease of a dead leader ends, 2 to 4 s, also if the leader's ops listener refuses connections. Default false."`
 	// TLS is for https endpoints.
 	TLS TLSConfig `mapstructure:"tls"`
 }

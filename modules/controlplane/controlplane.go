@@ -60,7 +60,8 @@ func New(cfg Config, d Deps) *ControlPlane {
 // Start opens the control plane and reads the cluster once.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	p, err := c.Open(ctx, OpenOptions{
-		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, Settings: c.Settings, Log: c.Log,
+		Config: c.cfg, Node: c.Node, DataDir: c.DataDir, Publish: c.Handle.SetView, PublishLeaders: c.Handle.SetLeaders,
+		Settings: c.Settings, Log: c.Log,
 	})
 	if err != nil {
 		return err
@@ -73,6 +74,8 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.plane = p
 	c.mu.Unlock()
 	c.Handle.SetWorkers(p)
+	c.Handle.SetElector(p)
+	c.Handle.SetLocker(p)
 	return nil
 }
 
@@ -148,6 +151,15 @@ func (c *ControlPlane) opened() (Plane, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.plane, c.plane != nil
+}
+
+// termEnded is Plane's TermEnded.
+func (c *ControlPlane) termEnded(name string) <-chan struct{} {
+	p, ok := c.opened()
+	if !ok {
+		return nil
+	}
+	return p.TermEnded(name)
 }
 
 // record is what was announced last.

@@ -3,6 +3,8 @@ package controlplane_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +22,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // open is the composition of the drivers, as the command makes it.
 func open(ctx context.Context, o controlplane.OpenOptions) (controlplane.Plane, error) {
 	opts := etcd.Options{
-		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, Settings: o.Settings, Log: o.Log,
+		Cluster: o.Config.Cluster, Node: o.Node, Publish: o.Publish, PublishLeaders: o.PublishLeaders, Settings: o.Settings, Log: o.Log,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: time.Second,
 	}
 	if len(o.Config.Endpoints) == 0 {
@@ -52,14 +55,15 @@ type running struct {
 	handle *control.Handle
 	ready  *module.Ready
 	reg    *prometheus.Registry
+	ops    *http.ServeMux
 	stop   func() error
 }
 
 func start(t *testing.T, id im.NodeID, set func(*controlplane.Config)) *running {
 	t.Helper()
-	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry()}
+	r := &running{handle: &control.Handle{}, ready: module.NewReady(), reg: prometheus.NewPedanticRegistry(), ops: http.NewServeMux()}
 	m, err := controlplane.Spec(open).New(&module.Env{
-		Node: id, DataDir: t.TempDir(), Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready,
+		Node: id, DataDir: t.TempDir(), Log: zap.NewNop(), Reg: r.reg, Control: r.handle, Ready: r.ready, BootID: "boot", MountOps: r.ops.Handle,
 		Config: func(_ string, into any) error { set(into.(*controlplane.Config)); return nil },
 	})
 	if err != nil {
@@ -176,6 +180,60 @@ func TestEmbedded(t *testing.T) {
 		t.Error("a closed control plane takes records")
 	}
 	_ = r.metrics(t)
+}
+
+// A standby waits at the ops listener for the end of a term.
+func TestElection(t *testing.T) {
+	r := start(t, "n1", func(*controlplane.Config) {})
+	r.serve(t, control.Node{ID: "n1", BootID: "boot", Roles: []string{"scheduler"}, State: control.Serving})
+	ask := func() *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		r.ops.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, control.AwaitPath+"job", nil))
+		return w
+	}
+	if w := ask(); w.Code != http.StatusNotFound || w.Header().Get(control.BootHeader) != "boot" {
+		t.Errorf("before anybody leads: %d %v", w.Code, w.Header())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- r.handle.Elector().Campaign(ctx, control.Candidacy{Name: "job",
+			Fences: func() (store.Fences, error) { return oneFence{}, nil },
+			Lead:   func(ctx context.Context, _ control.Term) error { <-ctx.Done(); return nil }})
+	}()
+	eventually(t, "the node leads", func() bool { l, ok := r.handle.Leaders().Of("job"); return ok && l.Token == 1 })
+	answer := make(chan *httptest.ResponseRecorder, 1)
+	go func() { answer <- ask() }()
+	for _, want := range []string{`imd_election_leading[name:"election" value:"job"] 1`, `imd_election_token[name:"election" value:"job"] 1`} {
+		if m := strings.ReplaceAll(r.metrics(t), "  ", " "); !strings.Contains(m, want) { // protobuf varies its spaces
+			t.Errorf("no %s in\n%s", want, m)
+		}
+	}
+	lock, err := r.handle.Locker().Lock(t.Context(), control.LockRequest{Name: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := strings.ReplaceAll(r.metrics(t), "  ", " "); !strings.Contains(m, `imd_locks[name:"state" value:"held"] 1`) {
+		t.Errorf("no lock in\n%s", m)
+	}
+	if err := lock.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if w := <-answer; w.Code != http.StatusNoContent && w.Code != http.StatusNotFound {
+		t.Errorf("at the end of the term: %d", w.Code)
+	}
+	eventually(t, "it is seen to have left", func() bool { l, ok := r.handle.Leaders().Of("job"); return ok && l.Gone })
+}
+
+// oneFence gives the first token.
+type oneFence struct{ store.Fences }
+
+func (oneFence) ClaimFence(_ context.Context, c store.FenceClaim) (store.Fence, error) {
+	return store.Fence{Name: c.Name, Holder: c.Holder, Token: 1}, nil
 }
 
 func TestEndpoints(t *testing.T) {

@@ -1,6 +1,6 @@
 // Package controlplane registers the node, follows the others, leases worker
-// numbers and keeps the settings current, with the driver that the command hands
-// in.
+// numbers, keeps the settings current, and runs elections and locks, with the
+// driver that the command hands in.
 //
 // # Role
 //
@@ -12,7 +12,9 @@
 //
 // The view never goes back in revision unless etcd did. A record is written
 // only over an absent one, one of this boot, or one whose process does not
-// answer. The lease is revoked last of all when the node stops.
+// answer. The lease is revoked last of all when the node stops. A leader acts
+// only after its token is in the message store and in its key, and stops before
+// its lease can end.
 //
 // # Failure
 //
@@ -34,6 +36,14 @@
 //	imd_etcd_registered                  1 while the record is written under a lease that holds
 //	imd_discovery_drift_total            records of the view that were wrong; 0 in a healthy cluster
 //	imd_discovery_nodes{state}           nodes in the view
+//	imd_election_leading{election}       1 while this node leads
+//	imd_election_token{election}         the token of its present term; 0 = none
+//	imd_election_terms_total{election}   terms of this node
+//	imd_election_ends_total{election,reason}  terms of this node that ended: resigned, demoted, deposed, fenced, returned
+//	imd_election_forced_total{election}  dead leaders whose lease this node revoked
+//	imd_election_fenced_total{election}  claims of the fence that the message store refused
+//	imd_locks{state}                     locks that this node holds, or waits for
+//	imd_locks_lost_total                 locks of this node that ended without its doing
 //	imd_settings_revision                revision of the newest change of the settings in force
 //	imd_settings_refused_revision        newest revision that was refused and still stands; 0 = none
 //	imd_settings_applied_total           revisions of the settings that were taken

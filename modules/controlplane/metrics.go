@@ -16,6 +16,7 @@ type collector struct {
 	node  func() control.Node
 
 	leaseLost, repairs, resyncs, lag, age, registered, drift, nodes, info *prometheus.Desc
+	elections                                                             electionDescs
 }
 
 func newCollector(stats func() (control.Stats, bool), view func() *control.View, node func() control.Node) *collector {
@@ -33,6 +34,7 @@ func newCollector(stats func() (control.Stats, bool), view func() *control.View,
 		drift:      desc("imd_discovery_drift_total", "Records of the view that the periodic check found wrong; 0 in a healthy cluster."),
 		nodes:      desc("imd_discovery_nodes", "Nodes in the view.", "state"),
 		info:       desc("imd_node_info", "Always 1; the labels say what this node is.", "node", "version", "roles", "zone"),
+		elections:  newElectionDescs(desc),
 	}
 }
 
@@ -41,6 +43,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.leaseLost, c.repairs, c.resyncs, c.lag, c.age, c.registered, c.drift, c.nodes, c.info} {
 		ch <- d
 	}
+	c.elections.describe(ch)
 }
 
 // Collect reads the counters.
@@ -61,6 +64,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, cause := range control.ResyncCauses() {
 		count(c.resyncs, s.Resyncs[cause], cause)
 	}
+	c.elections.collect(ch, s)
 	gauge(c.lag, float64(s.Newest-s.Revision))
 	if !s.Heard.IsZero() {
 		gauge(c.age, time.Since(s.Heard).Seconds())

@@ -2,6 +2,7 @@ package controlplane_test
 
 import (
 	"context"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,7 +49,7 @@ func TestSettingsAreRememberedLoggedAndCounted(t *testing.T) {
 			return absent{p, func() { recalled = append(recalled, limit.In(live.Current())) }}, err
 		}).New(&module.Env{
 			Node: "n1", DataDir: dir, Log: zap.New(core), Reg: metrics, Control: &control.Handle{}, Ready: module.NewReady(),
-			Settings: live, Config: func(string, any) error { return nil },
+			MountOps: func(string, http.Handler) {}, Settings: live, Config: func(string, any) error { return nil },
 		})
 		if err != nil {
 			t.Fatal(err)

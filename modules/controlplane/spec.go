@@ -15,6 +15,11 @@ import (
 type Plane interface {
 	control.Registry
 	control.WorkerLeaser
+	control.Elector
+	control.Locker
+	// TermEnded is closed when this process's term in an election ends; nil if it
+	// does not lead.
+	TermEnded(name string) <-chan struct{}
 	// Load reads the cluster once and publishes it, before Run. An error means
 	// that the control plane cannot be reached; trying again may help.
 	Load(ctx context.Context) error
@@ -30,6 +35,8 @@ type OpenOptions struct {
 	Node    im.NodeID
 	DataDir string              // absolute; the embedded server keeps its data below
 	Publish func(*control.View) // gets each new view
+	// PublishLeaders gets each new copy of the announced leaders.
+	PublishLeaders func(*control.Leaders)
 	// Settings is fed with the settings; nil = they are not followed.
 	Settings *settings.Live
 	Log      *zap.Logger
@@ -57,6 +64,7 @@ func Spec(open Opener) module.Spec {
 				env.Reg.MustRegister(newSettingsCollector(env.Settings.Stats))
 			}
 			env.Ready.Add("controlplane", c.ready)
+			env.MountOps("GET "+control.AwaitPath, control.Await(env.BootID, c.termEnded))
 			return c, nil
 		},
 	}

@@ -1,19 +1,29 @@
-// Package scheduler is the role for work that belongs to no request.
+// Package scheduler is the role for work that belongs to no request and that
+// only one node may do.
 //
 // # Role
 //
-// Every hour it removes revocations that no token can need any more. The work
-// changes nothing that anybody can see and may run on several nodes at once.
+// The nodes with this role elect one of them. A minute after it was elected, and
+// every hour from then on, it removes revocations that no token can need any more.
 //
 // # Invariants
 //
 //   - A revocation is removed only after the last token of its login has expired.
+//   - Every effect proves the leader's token in its own transaction. A leader that
+//     was paused and replaced has none, whatever it believes of itself.
+//   - At most one round of a job runs in a process.
 //
 // # Failure
 //
 // Store away: the next round does it; nothing grows by more than an hour's worth.
+// Etcd away: the leader stops by itself within 2.5 s and nobody follows until etcd
+// is back; the work waits. The leader's process dies: another leads within a
+// second, or within 4 s if its machine died too. The leader drains: another leads
+// at once.
 //
 // # Metrics
 //
-// imd_scheduler_runs_total{job,result}, imd_scheduler_expired_total.
+// imd_scheduler_runs_total{job,result} (ok, failed, fenced),
+// imd_scheduler_expired_total; imd_election_*{election="scheduler"} of the control
+// plane.
 package scheduler

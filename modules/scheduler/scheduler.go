@@ -2,35 +2,60 @@ package scheduler
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
 )
+
+// Election is the name of the election in which this role takes part.
+const Election = "scheduler"
 
 const (
 	// every is how often expired revocations are removed.
 	every = time.Hour
-	// first is how long after the start the first round comes.
+	// first is how long after it was elected a leader waits for its first round.
 	first = time.Minute
 	// limit is how long one round may take.
 	limit = 10 * time.Second
 )
 
-// expirer is what the scheduler asks of the message store.
-type expirer interface {
-	Expire(ctx context.Context, now time.Time) (int, error)
+// messages is what the scheduler asks of the message store.
+type messages interface {
+	store.Fences
+	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
+}
+
+// elector is what the scheduler asks of the control plane.
+type elector interface {
+	Campaign(ctx context.Context, c control.Candidacy) error
+}
+
+// Deps is what the role works with.
+type Deps struct {
+	Log     *zap.Logger
+	Reg     prometheus.Registerer
+	Elector func() elector // asked once, in Run; nil = there is none yet
+	Store   func() (messages, error)
 }
 
 // Scheduler is the scheduler role of one node.
 type Scheduler struct {
-	log     *zap.Logger
-	store   func() (expirer, error)
+	Deps
 	runs    *prometheus.CounterVec
 	expired prometheus.Counter
+
+	drain sync.Once
+	leave chan struct{} // closed when the node drains
+	left  chan struct{} // closed when the campaign has ended
 }
 
 // Spec declares the scheduler role.
@@ -40,28 +65,69 @@ func Spec() module.Spec {
 		Role:  true,
 		Needs: []string{"controlplane", "storage"},
 		New: func(env *module.Env) (module.Module, error) {
-			return New(env.Log, env.Reg, func() (expirer, error) { return env.Store.Messages() }), nil
+			return New(Deps{
+				Log: env.Log, Reg: env.Reg,
+				Elector: func() elector {
+					if e := env.Control.Elector(); e != nil {
+						return e
+					}
+					return nil
+				},
+				Store: func() (messages, error) { return env.Store.Messages() },
+			}), nil
 		},
 	}
 }
 
 // New makes the role; nothing runs yet.
-func New(log *zap.Logger, reg prometheus.Registerer, store func() (expirer, error)) *Scheduler {
-	s := &Scheduler{log: log, store: store,
+func New(d Deps) *Scheduler {
+	s := &Scheduler{Deps: d, leave: make(chan struct{}), left: make(chan struct{}),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "runs_total",
-			Help: "Rounds of a job."}, []string{"job", "result"}),
+			Help: "Rounds of a job: ok, failed, or fenced because another node leads."}, []string{"job", "result"}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
 			Help: "Revocations removed because no token can need them any more."}),
 	}
-	reg.MustRegister(s.runs, s.expired)
+	d.Reg.MustRegister(s.runs, s.expired)
 	return s
 }
 
 // Start has nothing to open.
 func (s *Scheduler) Start(context.Context) error { return nil }
 
-// Run works until ctx is done.
+// Run takes part in the election until the node drains, and ends with ctx.
 func (s *Scheduler) Run(ctx context.Context) error {
+	err := s.campaign(ctx)
+	close(s.left)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (s *Scheduler) campaign(ctx context.Context) error {
+	e := s.Elector()
+	if e == nil {
+		return errors.New("scheduler: the control plane has not started")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.leave:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return e.Campaign(ctx, control.Candidacy{
+		Name:   Election,
+		Fences: func() (store.Fences, error) { return s.Store() },
+		Lead:   s.lead,
+	})
+}
+
+// lead does the work of the one that was elected.
+func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 	next := time.NewTimer(first)
 	defer next.Stop()
 	for {
@@ -69,31 +135,50 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-next.C:
-			s.expire(ctx)
+			if err := s.expire(ctx, t); errors.Is(err, store.ErrFenced) {
+				return err
+			}
 			next.Reset(every)
 		}
 	}
 }
 
-func (s *Scheduler) expire(ctx context.Context) {
+// expire is one round. Its error has been dealt with, except for ErrFenced.
+func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	n := 0
-	st, err := s.store()
+	st, err := s.Store()
 	if err == nil {
-		n, err = st.Expire(ctx, time.Now())
+		failpoint.Hit(failpoint.BeforeEffect)
+		n, err = st.Expire(ctx, t.Proof(), time.Now())
 	}
-	if err != nil {
+	token := zap.Int64("token", t.Proof().Token)
+	switch {
+	case errors.Is(err, store.ErrFenced):
+		s.runs.WithLabelValues("expire", "fenced").Inc()
+		s.Log.Warn("another node leads; nothing was removed", token, obs.Err(err))
+	case err != nil:
 		s.runs.WithLabelValues("expire", "failed").Inc()
-		s.log.Warn("expired revocations stay until the next round", obs.Err(err))
-		return
+		s.Log.Warn("expired revocations stay until the next round", obs.Err(err))
+	default:
+		s.runs.WithLabelValues("expire", "ok").Inc()
+		s.expired.Add(float64(n))
+		s.Log.Info("expired revocations were removed", zap.Int("removed", n), token)
 	}
-	s.runs.WithLabelValues("expire", "ok").Inc()
-	s.expired.Add(float64(n))
+	return err
 }
 
-// Drain has nothing to hand over.
-func (s *Scheduler) Drain(context.Context) error { return nil }
+// Drain resigns, so that another node leads before this one stops.
+func (s *Scheduler) Drain(ctx context.Context) error {
+	s.drain.Do(func() { close(s.leave) })
+	select {
+	case <-s.left:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // Close has nothing to free.
 func (s *Scheduler) Close() error { return nil }

@@ -44,7 +44,8 @@ func startIDs(ctx context.Context, env *module.Env, marks store.Workers) (ids, e
 	if leaser == nil {
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "state.Start", "the control plane has not started")
 	}
-	g := idgen.New(idgen.Deps{Leaser: leaser, Marks: marks, Log: env.Log})
+	both := idgen.Fallback{First: leaser, Then: idgen.StoreLeaser{Numbers: marks, Node: env.Node, Log: env.Log}, Log: env.Log}
+	g := idgen.New(idgen.Deps{Leaser: both, Marks: marks, Log: env.Log})
 	if err := g.Start(ctx); err != nil {
 		return nil, err
 	}

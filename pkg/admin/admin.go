@@ -20,7 +20,7 @@ import (
 // Deps are what the services work with.
 type Deps struct {
 	Node      im.NodeID // this node
-	View      func() *control.View
+	Control   *control.Handle
 	Directory internalv1connect.DirectoryServiceClient
 	// Limits is the gateway's LimitService; nil = not served.
 	Limits adminv1connect.LimitServiceHandler
@@ -48,6 +48,8 @@ func New(d Deps) *Admin {
 	a := &Admin{Deps: d, srv: rpc.NewServer(rpc.Options{Log: d.Log, Metrics: rpc.NewMetrics(d.Reg), Timeout: timeout})}
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
+	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
+	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})
 	if d.Limits != nil {
 		adminv1connect.RegisterLimitServiceHandler(a.srv.Connect(), d.Limits)
 	}

@@ -94,7 +94,9 @@ func serve(t *testing.T, key string) (*httptest.Server, *keyDirectory) {
 		{ID: "n1", BootID: "b1", Roles: []string{"gateway", "state"}, State: control.Serving, Public: "127.0.0.1:1", Weight: 100, Started: time.UnixMilli(5)},
 		{ID: "n2", State: control.Draining},
 	}}
-	a := New(Deps{Node: "n1", View: func() *control.View { return view }, Directory: peers.Directory(), Log: zap.NewNop(), Reg: prometheus.NewRegistry(),
+	ctl := &control.Handle{}
+	ctl.SetView(view)
+	a := New(Deps{Node: "n1", Control: ctl, Directory: peers.Directory(), Log: zap.NewNop(), Reg: prometheus.NewRegistry(),
 		Now: func() time.Time { return time.UnixMilli(1000) }})
 	mux := http.NewServeMux()
 	a.Mount(mux.Handle, key)

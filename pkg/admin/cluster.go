@@ -13,7 +13,7 @@ type cluster struct{ a *Admin }
 
 // ListNodes answers from this node's view of the registry.
 func (c cluster) ListNodes(context.Context, *adminv1.ListNodesRequest) (*adminv1.ListNodesResponse, error) {
-	view := c.a.View()
+	view := c.a.Control.View()
 	out := &adminv1.ListNodesResponse{Revision: view.Revision, Stale: view.Stale}
 	for _, n := range view.Nodes {
 		out.Nodes = append(out.Nodes, nodeMessage(n, c.a.Node))

@@ -254,7 +254,7 @@ func (s settingsService) ListSettingsStatus(ctx context.Context, _ *adminv1.List
 		byNode[r.Node] = r
 	}
 	out := &adminv1.ListSettingsStatusResponse{Revision: s.a.Settings.State().Applied()}
-	for _, n := range s.a.View().Nodes {
+	for _, n := range s.a.Control.View().Nodes {
 		m := &adminv1.SettingsStatus{NodeId: string(n.ID)}
 		if r, ok := byNode[string(n.ID)]; ok {
 			m.AppliedRevision, m.RefusedRevision, m.RefusedReason, m.AtMs = r.Applied, r.Refused, r.Reason, r.At.UnixMilli()

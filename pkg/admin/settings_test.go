@@ -74,9 +74,11 @@ func newSettingsService(t *testing.T) (settingsService, *shelf) {
 	live.Feed(settings.Read{Revision: 1})
 	sh := &shelf{live: live, rev: 1, versions: map[string]int64{}, mods: map[string]int64{}, past: map[string][]settings.Past{}}
 	live.SetDocuments(sh)
+	ctl := &control.Handle{}
+	ctl.SetView(&control.View{Nodes: []control.Node{{ID: "a"}, {ID: "b"}}})
 	a := &Admin{Deps: Deps{
 		Node: "a", Settings: live, Log: zap.NewNop(), Now: time.Now,
-		View: func() *control.View { return &control.View{Nodes: []control.Node{{ID: "a"}, {ID: "b"}}} },
+		Control: ctl,
 		StartValue: func(key string) (string, string) {
 			if key == "beat.interval" {
 				return "20000ms", "imd.yaml:7"

@@ -78,6 +78,8 @@ type WorkerLease interface {
 	// Valid reports whether the lease still holds by this process's own clock.
 	// Ids must not be made while it is false.
 	Valid() bool
+	// Until is when Valid turns false unless the lease is renewed meanwhile.
+	Until() time.Time
 	// Release gives the number back, within 2 s.
 	Release(ctx context.Context) error
 }
@@ -96,6 +98,9 @@ type WorkerLeaser interface {
 type Handle struct {
 	view    atomic.Pointer[View]
 	workers atomic.Pointer[WorkerLeaser]
+	elector atomic.Pointer[Elector]
+	locker  atomic.Pointer[Locker]
+	leaders atomic.Pointer[Leaders]
 }
 
 // View is the latest copy of the cluster; never nil. Before the control plane
@@ -120,3 +125,37 @@ func (h *Handle) Workers() WorkerLeaser {
 
 // SetWorkers publishes the leaser. The control plane module calls it.
 func (h *Handle) SetWorkers(w WorkerLeaser) { h.workers.Store(&w) }
+
+// Elector runs elections; nil before the control plane has started.
+func (h *Handle) Elector() Elector {
+	if e := h.elector.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// SetElector publishes the elector. The control plane module calls it.
+func (h *Handle) SetElector(e Elector) { h.elector.Store(&e) }
+
+// Locker hands out locks; nil before the control plane has started.
+func (h *Handle) Locker() Locker {
+	if l := h.locker.Load(); l != nil {
+		return *l
+	}
+	return nil
+}
+
+// SetLocker publishes the locker. The control plane module calls it.
+func (h *Handle) SetLocker(l Locker) { h.locker.Store(&l) }
+
+// Leaders is the latest copy of the announced leaders; never nil. A leader that
+// has left stays for 10 s, marked as gone, unless another follows.
+func (h *Handle) Leaders() *Leaders {
+	if l := h.leaders.Load(); l != nil {
+		return l
+	}
+	return &Leaders{}
+}
+
+// SetLeaders publishes a copy. The control plane calls it.
+func (h *Handle) SetLeaders(l *Leaders) { h.leaders.Store(l) }

@@ -56,4 +56,6 @@ type Stats struct {
 	Repairs    uint64    // own records found missing or wrong and written again
 	Drift      uint64    // records of the view found wrong by the periodic check
 	Resyncs    map[string]uint64
+	Elections  map[string]ElectionStats // that this process takes or took part in
+	Locks      LockStats
 }

@@ -23,17 +23,18 @@ type Point string
 
 // The points.
 const (
-	BeforeAppend Point = "state.before_append"  // a lane is about to call the store
-	AfterAppend  Point = "state.after_append"   // the store has committed, nobody has been told
-	BeforeFanout Point = "state.before_fanout"  // senders have their answers, push knows nothing yet
-	BeforeCommit Point = "store.before_commit"  // everything is written, the transaction still open
-	AfterCommit  Point = "store.after_commit"   // durable, and the caller does not know it
-	BeforeWrite  Point = "gateway.before_write" // a message is about to go into a client's socket
+	BeforeAppend Point = "state.before_append"     // a lane is about to call the store
+	AfterAppend  Point = "state.after_append"      // the store has committed, nobody has been told
+	BeforeFanout Point = "state.before_fanout"     // senders have their answers, push knows nothing yet
+	BeforeCommit Point = "store.before_commit"     // everything is written, the transaction still open
+	AfterCommit  Point = "store.after_commit"      // durable, and the caller does not know it
+	BeforeEffect Point = "scheduler.before_effect" // the leader is about to prove its token
+	BeforeWrite  Point = "gateway.before_write"    // a message is about to go into a client's socket
 )
 
 // Points lists all points.
 func Points() []Point {
-	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeWrite}
+	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite}
 }
 
 // Defect is a mistake that a drill must notice.
@@ -45,12 +46,13 @@ const (
 	NoDedupIndex          Defect = "no-dedup-index"          // nothing keeps a key from being stored twice
 	PermissionBeforeDedup Defect = "permission-before-dedup" // a repeat is refused though the first copy is stored
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
+	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, SyncWithoutOverlap}
+	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap}
 }
 
 // Action is what a rule does.

@@ -21,9 +21,10 @@ const (
 	markAhead   = 10 * time.Second // of the clock, while ids are made
 	idleAhead   = 5 * time.Minute  // of the clock, while none are
 	upkeepEvery = 3 * time.Second
-	storeLimit  = 2 * time.Second // of one call of the store
-	slowWrite   = 5 * time.Second // a mark that took longer to write is not trusted
-	waitLimit   = 100             // turns of Next; it waits some 50 ms at most
+	fading      = 15 * time.Second // of the lease left: its renewals fail, so look for another number
+	storeLimit  = 2 * time.Second  // of one call of the store
+	slowWrite   = 5 * time.Second  // a mark that took longer to write is not trusted
+	waitLimit   = 100              // turns of Next; it waits some 50 ms at most
 )
 
 // pauses are between attempts to take a worker number.
@@ -65,7 +66,7 @@ type holding struct {
 	guard  *guard             // guarded by Generator.mu
 	looked int64              // ms, by the clock, at the last look
 	passed time.Duration      // the same, by the monotonic clock
-	tried  int64              // the mark that was last asked for; it may or may not be written
+	tried  int64              // ms; a mark that may or may not be written, 0 = none
 }
 
 // New makes a Generator; it makes no call.
@@ -217,11 +218,13 @@ func (g *Generator) upkeep(ctx context.Context) error {
 	mark, due := h.guard.extend(now)
 	h.guard.issued = h.guard.issued && !due
 	g.mu.Unlock()
-	switch {
-	case lost:
+	if due && !lost {
+		if err := g.write(ctx, h, now, mark); err != nil {
+			return err
+		}
+	}
+	if lost || time.Until(h.lease.Until()) < fading {
 		return g.replace(ctx, h)
-	case due:
-		return g.write(ctx, h, now, mark)
 	}
 	return nil
 }
@@ -248,31 +251,45 @@ func (g *Generator) write(ctx context.Context, h *holding, began, mark int64) er
 	if h.guard.dead || took > slowWrite || !h.lease.Valid() {
 		h.guard.dead = true
 		g.poke()
-		return nil
 	}
-	h.guard.mark = mark
 	return nil
 }
 
 // move changes the mark of h, unless the store has another than this holder
-// wrote: then the number was taken, and is not ours any more.
-func (g *Generator) move(ctx context.Context, h *holding, mark int64) error {
-	stored, err := g.mark(ctx, h.lease.Worker())
-	if err != nil {
-		return err
+// wrote: then the number was taken, and is not ours any more. After a failure,
+// the mark of that attempt is settled first, so that it is always known to be
+// one of two.
+func (g *Generator) move(ctx context.Context, h *holding, to int64) error {
+	for _, mark := range []int64{h.tried, to} {
+		if mark == 0 {
+			continue
+		}
+		g.mu.Lock()
+		from, dead := h.guard.mark, h.guard.dead
+		g.mu.Unlock()
+		if dead {
+			g.poke()
+			return nil
+		}
+		again := h.tried == mark
+		h.tried = mark
+		ok, err := g.swapMark(ctx, h.lease.Worker(), from, mark)
+		if err == nil && !ok && again {
+			ok, err = g.swapMark(ctx, h.lease.Worker(), mark, mark)
+		}
+		if err != nil {
+			return err
+		}
+		h.tried = 0
+		g.mu.Lock()
+		if ok {
+			h.guard.mark = mark
+		} else {
+			h.guard.dead = true
+		}
+		g.mu.Unlock()
 	}
-	g.mu.Lock()
-	if stored != h.guard.mark && stored != h.tried {
-		h.guard.dead = true
-	}
-	dead := h.guard.dead
-	g.mu.Unlock()
-	if dead {
-		g.poke()
-		return nil
-	}
-	h.tried = mark
-	return g.setMark(ctx, h.lease.Worker(), mark)
+	return nil
 }
 
 // replace takes another number for one that is lost. The old one's mark stays:
@@ -352,17 +369,21 @@ func (g *Generator) lease(ctx context.Context) (h *holding, earliest int64, err 
 // begin reads the mark again, now that nobody else may write it, and moves it
 // ahead of the clock.
 func (g *Generator) begin(ctx context.Context, worker int) (*guard, error) {
-	floor, err := g.mark(ctx, worker)
+	found, err := g.stored(ctx, worker)
 	if err != nil {
 		return nil, err
 	}
-	now := g.Clock().UnixMilli()
-	if floor >= now {
-		return nil, fmt.Errorf("idgen: the mark of worker %d moved: %w", worker, errMoved)
-	}
+	floor, now := ceilMs(found), g.Clock().UnixMilli()
 	mark := now + markAhead.Milliseconds()
-	if err := g.setMark(ctx, worker, mark); err != nil {
+	ok := floor < now
+	if ok {
+		ok, err = g.moveMark(ctx, worker, found, mark)
+	}
+	if err != nil {
 		return nil, err
+	}
+	if !ok {
+		return nil, fmt.Errorf("idgen: the mark of worker %d moved: %w", worker, errMoved)
 	}
 	gd, err := newGuard(worker, floor, mark, g.remake)
 	if err != nil {
@@ -373,24 +394,34 @@ func (g *Generator) begin(ctx context.Context, worker int) (*guard, error) {
 
 var errMoved = errors.New("another process just used it")
 
+// mark is the mark of a number in ms, 0 if it has none.
 func (g *Generator) mark(ctx context.Context, worker int) (int64, error) {
+	t, err := g.stored(ctx, worker)
+	return ceilMs(t), err
+}
+
+// stored is the mark of a number as the store has it.
+func (g *Generator) stored(ctx context.Context, worker int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeLimit)
 	defer cancel()
 	t, err := g.Marks.WorkerMark(ctx, worker)
 	if err != nil {
-		return 0, fmt.Errorf("idgen: read the mark of worker %d: %w", worker, err)
+		return time.Time{}, fmt.Errorf("idgen: read the mark of worker %d: %w", worker, err)
 	}
-	if t.IsZero() {
-		return 0, nil
-	}
-	return ceilMs(t), nil
+	return t, nil
 }
 
-func (g *Generator) setMark(ctx context.Context, worker int, ms int64) error {
+// swapMark moves the mark of a number from one time to another, in ms.
+func (g *Generator) swapMark(ctx context.Context, worker int, from, to int64) (bool, error) {
+	return g.moveMark(ctx, worker, time.UnixMilli(from).UTC(), to)
+}
+
+func (g *Generator) moveMark(ctx context.Context, worker int, from time.Time, to int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeLimit)
 	defer cancel()
-	if err := g.Marks.SetWorkerMark(ctx, worker, time.UnixMilli(ms).UTC()); err != nil {
-		return fmt.Errorf("idgen: write the mark of worker %d: %w", worker, err)
+	ok, err := g.Marks.MoveWorkerMark(ctx, worker, from, time.UnixMilli(to).UTC())
+	if err != nil {
+		return false, fmt.Errorf("idgen: write the mark of worker %d: %w", worker, err)
 	}
-	return nil
+	return ok, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -22,12 +23,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // site is the control plane and the message store of a test: leases of a few
 // numbers, and their marks.
 type site struct {
-	mu     sync.Mutex
-	size   int // numbers from 64 on
-	held   map[int]*lease
-	marks  map[int]time.Time
-	writes int
-	away   bool
+	store.Workers // what a test does not need panics
+	mu            sync.Mutex
+	size          int // numbers from 64 on
+	held          map[int]*lease
+	marks         map[int]time.Time
+	writes        int
+	away          bool
+	deaf          bool // marks are written, but the answer is lost
+	fades         bool // leases are not renewed any more
 }
 
 func newSite(size int) *site {
@@ -74,15 +78,21 @@ func (s *site) WorkerMark(_ context.Context, w int) (time.Time, error) {
 	return s.marks[w], nil
 }
 
-func (s *site) SetWorkerMark(_ context.Context, w int, m time.Time) error {
+func (s *site) MoveWorkerMark(_ context.Context, w int, from, to time.Time) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.away {
-		return errAway
+		return false, errAway
+	}
+	if !s.marks[w].Equal(from) {
+		return false, nil
 	}
 	s.writes++
-	s.marks[w] = m
-	return nil
+	s.marks[w] = to
+	if s.deaf {
+		return false, errAway
+	}
+	return true, nil
 }
 
 func (s *site) set(to func()) {
@@ -97,6 +107,15 @@ func (l *lease) Valid() bool {
 	l.site.mu.Lock()
 	defer l.site.mu.Unlock()
 	return !l.lost
+}
+
+func (l *lease) Until() time.Time {
+	l.site.mu.Lock()
+	defer l.site.mu.Unlock()
+	if l.site.fades {
+		return time.Now().Add(fading - time.Second)
+	}
+	return time.Now().Add(time.Hour)
 }
 
 func (l *lease) Release(context.Context) error {
@@ -310,6 +329,63 @@ func TestStoreAwayStopsIDsAtTheMark(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		if _, err := g.Next(); err != nil {
 			t.Errorf("with the store back: %v", err)
+		}
+	})
+}
+
+// A write whose answer was lost is settled, and the number stays.
+func TestLostAnswersOfTheStore(t *testing.T) {
+	running(t, newSite(1), func(g *Generator, s *site) {
+		for range 20 {
+			for _, deaf := range []bool{true, false} {
+				s.set(func() { s.deaf = deaf })
+				for range 50 {
+					time.Sleep(100 * time.Millisecond)
+					_, _ = g.Next() // may be refused for want of a mark
+				}
+			}
+		}
+		if _, err := g.Next(); err != nil || g.Stats().Retired != 0 {
+			t.Errorf("at the end: %v, %+v", err, g.Stats())
+		}
+	})
+}
+
+// A number whose mark somebody else moved is given up, whatever the lease says.
+func TestMovedMarkEndsTheNumber(t *testing.T) {
+	running(t, newSite(2), func(g *Generator, s *site) {
+		first, err := g.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.set(func() { s.marks[Worker(first)] = s.marks[Worker(first)].Add(time.Millisecond) })
+		time.Sleep(2*upkeepEvery + time.Millisecond)
+		synctest.Wait()
+		second, err := g.Next()
+		if err != nil || Worker(second) == Worker(first) {
+			t.Errorf("%v after %v, %v", second, first, err)
+		}
+	})
+}
+
+// A lease that is not renewed is replaced while it still holds: no id is
+// refused.
+func TestFadingLeaseIsReplacedInTime(t *testing.T) {
+	running(t, newSite(2), func(g *Generator, s *site) {
+		first, err := g.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.set(func() { s.fades = true })
+		time.Sleep(upkeepEvery + time.Millisecond)
+		synctest.Wait()
+		s.set(func() { s.fades = false })
+		second, err := g.Next()
+		if err != nil || Worker(second) == Worker(first) {
+			t.Errorf("%v after %v, %v", second, first, err)
+		}
+		if st := g.Stats(); st.Refused != 0 {
+			t.Errorf("counted %+v", st)
 		}
 	})
 }

@@ -44,6 +44,7 @@ type MessageStore interface {
 	Positions
 	Directory
 	Workers
+	Fences
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
@@ -315,7 +316,8 @@ type Directory interface {
 	// single logins and of all logins issued before a time.
 	Revocations(ctx context.Context, user im.UserID) ([]Revocation, error)
 	// Expire removes revocations that no longer hold at now, and says how many.
-	Expire(ctx context.Context, now time.Time) (int, error)
+	// Errors: ErrFenced if the proof does not hold in the same transaction.
+	Expire(ctx context.Context, p Proof, now time.Time) (int, error)
 	// PutKey stores an API key under its id, replacing the former.
 	PutKey(ctx context.Context, k Key) error
 	// Key finds a key. Errors: ErrNotFound.
@@ -350,11 +352,28 @@ type Key struct {
 	Revoked    time.Time // zero = no
 }
 
-// Workers keeps the high-water marks of the id generators.
+// FallbackWorkers is how many worker numbers, from 0 on, are leased from the
+// message store. Higher ones are leased from etcd.
+const FallbackWorkers = 64
+
+// Workers keeps the high-water marks of the id generators, and leases worker
+// numbers while etcd is away.
 type Workers interface {
 	// WorkerMark is a time that no id of this worker has passed; zero if it
 	// never issued one.
 	WorkerMark(ctx context.Context, worker int) (time.Time, error)
-	// SetWorkerMark sets it. It may go down only at a clean stop of the holder.
-	SetWorkerMark(ctx context.Context, worker int, mark time.Time) error
+	// MoveWorkerMark changes it from what WorkerMark told or the caller wrote
+	// (zero = there was none) to another time; false = it is not what it was, and
+	// nothing was changed. Times are kept in whole microseconds; the caller's
+	// must be whole ones. It may go down only at a clean stop of the holder.
+	MoveWorkerMark(ctx context.Context, worker int, from, to time.Time) (bool, error)
+	// TakeWorker leases a number below FallbackWorkers to holder, which names
+	// this one lease, until ttl from now by the store's clock. False: another
+	// holds it. Taking what one holds is renewing.
+	TakeWorker(ctx context.Context, worker int, holder string, ttl time.Duration) (bool, error)
+	// RenewWorker prolongs a lease, also one that has ended and that nobody else
+	// has taken since. False: it is not the holder's any more.
+	RenewWorker(ctx context.Context, worker int, holder string, ttl time.Duration) (bool, error)
+	// FreeWorker ends a lease; one that is not the holder's stays.
+	FreeWorker(ctx context.Context, worker int, holder string) error
 }

@@ -104,7 +104,8 @@ func address() string {
 // fast makes everything happen within seconds.
 func fast(p controltest.Process) etcd.Options {
 	return etcd.Options{
-		Cluster: p.Cluster, Node: p.Node, Publish: p.Handle.SetView, Log: zap.NewNop(),
+		Cluster: p.Cluster, Node: p.Node, Publish: p.Handle.SetView, PublishLeaders: p.Handle.SetLeaders, Log: zap.NewNop(),
+		LeaderTTL: 2 * time.Second, LeaderRenew: 500 * time.Millisecond,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Check: 500 * time.Millisecond,
 		WorkerTTL: 30 * time.Second, WorkerRenew: 500 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: 1500 * time.Millisecond,
 		Reconcile: 300 * time.Millisecond,
@@ -132,6 +133,21 @@ func (s store) get(t testing.TB, key string) *clientv3.GetResponse {
 		t.Fatal(err)
 	}
 	return resp
+}
+
+func (s store) Keys(t testing.TB, prefix string) []controltest.Key {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	resp, err := s.c.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []controltest.Key
+	for _, kv := range resp.Kvs {
+		out = append(out, controltest.Key{Key: string(kv.Key), Created: kv.CreateRevision})
+	}
+	return out
 }
 
 func (s store) Write(t testing.TB, key, value string) {

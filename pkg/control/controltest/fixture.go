@@ -15,6 +15,11 @@ import (
 type Plane interface {
 	control.Registry
 	control.WorkerLeaser
+	control.Elector
+	control.Locker
+	// TermEnded is closed when this process's term in the election ends; nil if it
+	// does not lead.
+	TermEnded(name string) <-chan struct{}
 	// Load reads the cluster once, before Run.
 	Load(ctx context.Context) error
 	// Stats is a copy of the counters.
@@ -31,8 +36,9 @@ type Process struct {
 }
 
 // Fixture is one server and the driver under test. Periods should be short: a
-// node's lease of 2 s, a worker's of 30 s renewed every half second, checks every
-// half second, a dead watch found in 2 s.
+// node's lease of 2 s, a worker's of 30 s renewed every half second, a leader's of
+// 2 s renewed every half second, checks every half second, a dead watch found in
+// 2 s. Views and leaders go into the process's Handle.
 type Fixture struct {
 	// Open opens the control plane of one process. The suite closes it.
 	Open func(t testing.TB, p Process) Plane
@@ -47,6 +53,8 @@ type Fixture struct {
 type Store interface {
 	// Read gives the value of a key and whether it exists.
 	Read(t testing.TB, key string) (string, bool)
+	// Keys lists the keys below a prefix.
+	Keys(t testing.TB, prefix string) []Key
 	// Write sets a key, without a lease.
 	Write(t testing.TB, key, value string)
 	// Delete removes a key.
@@ -55,6 +63,12 @@ type Store interface {
 	Revoke(t testing.TB, key string)
 	// Compact forgets all old revisions, at the newest one.
 	Compact(t testing.TB)
+}
+
+// Key is a key and the revision at which it was created.
+type Key struct {
+	Key     string
+	Created int64
 }
 
 // limit bounds every wait of the suite.
@@ -66,6 +80,7 @@ type process struct {
 	t      testing.TB
 	node   control.Node
 	handle *control.Handle
+	began  time.Time
 	key    string
 	once   sync.Once
 	cancel context.CancelFunc
@@ -78,7 +93,7 @@ func open(t testing.TB, f Fixture, n control.Node) *process {
 	t.Helper()
 	cluster := strings.ReplaceAll(t.Name(), "/", ".")
 	p := &process{
-		t: t, node: n, handle: &control.Handle{}, done: make(chan error, 1),
+		t: t, node: n, handle: &control.Handle{}, began: time.Now(), done: make(chan error, 1),
 		key: "/imd/" + cluster + "/nodes/" + string(n.ID),
 	}
 	p.Plane = f.Open(t, Process{Cluster: cluster, Node: n.ID, Handle: p.handle})

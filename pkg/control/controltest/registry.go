@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/imdhq/imd/pkg/control"
 )
@@ -38,6 +39,23 @@ func Run(t *testing.T, open func(t testing.TB) Fixture) {
 			{"a worker number comes free when it is released", workerReleased},
 			{"a worker number is lost with its lease", workerLost},
 			{"worker numbers that are not usable are passed over", workersUnusable},
+			{"one leads, and another when it stops", electOne},
+			{"elections of different names do not touch", electMany},
+			{"a process takes part in an election once", electOnce},
+			{"a deposed leader's effects are refused", electDeposed},
+			{"a Lead that returns gives the place up", electReturned},
+			{"a leader is transferred", electTransfer},
+			{"a leader that is asked resigns for anybody", electResign},
+			{"a wish for nobody opens the election again", electNobody},
+			{"a dead process is followed before its lease ends", electDead},
+			{"a living process is not followed however long it waits", electAlive},
+			{"a store that is away keeps the place open", electNoStore},
+			{"a fence that is ahead does not lock everybody out", electRewound},
+			{"one holds a lock, who asked first gets it first", lockOrder},
+			{"a waiter that gives up leaves the queue", lockGivenUp},
+			{"a lock that was lost while waiting is asked for anew", lockLostWaiting},
+			{"a lost lock writes nothing", lockLost},
+			{"a lock hands out a fence", lockFence},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -268,18 +286,30 @@ func noDrift(t *testing.T, f Fixture) {
 
 func compaction(t *testing.T, f Fixture) {
 	a := open(t, f, node("a", "a1", ""))
+	fences, led, ledB := newFences(), make(chan control.Term, 8), make(chan control.Term, 8)
+	b := serving(t, f, node("b", "b1", ""))
 	for i := range 5 {
 		if err := a.announce(control.Serving); err != nil {
 			t.Fatal(err)
 		}
 		f.Store.Write(t, fmt.Sprintf("%s-%d", a.key, i), fmt.Sprintf(`{"id":"a-%d"}`, i))
 		f.Store.Compact(t)
+		if i == 0 {
+			stop := campaign(t, a, "job", fences, led)
+			next(t, led)
+			campaign(t, b, "job", fences, ledB)
+			defer func() { // whose leader was elected before four compactions
+				stop()
+				next(t, ledB)
+				leads(t, "job", "b", 2, a, b)
+			}()
+		}
 	}
 	// A process that read before the compaction watches from a revision that is
 	// no more.
 	late := open(t, f, node("late", "l1", ""))
 	for _, p := range []*process{a, late} {
-		eventually(t, "all are seen", func() bool { return len(p.handle.View().Nodes) == 6 })
+		eventually(t, "all are seen", func() bool { return len(p.handle.View().Nodes) == 7 })
 		if s := p.Stats(); s.Drift != 0 || s.Stale {
 			t.Errorf("after a compaction: %+v", s)
 		}
@@ -298,7 +328,17 @@ func restart(t *testing.T, f Fixture) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fences, ledA, ledB := newFences(), make(chan control.Term, 8), make(chan control.Term, 8)
+	stopA := campaign(t, a, "job", fences, ledA)
+	term := next(t, ledA)
+	stopB := campaign(t, b, "job", fences, ledB)
+	lock, err := a.Lock(t.Context(), control.LockRequest{Name: "job"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.Stop(t)
+	eventually(t, "the leader stops by itself", func() bool { return !term.Valid() && a.TermEnded("job") == nil })
+	eventually(t, "the lock counts as lost", func() bool { return !lock.Valid() })
 	eventually(t, "the view is stale", func() bool { return a.handle.View().Stale && b.handle.View().Stale })
 	if n := len(a.handle.View().Nodes); n != 2 {
 		t.Errorf("the stale view has %d nodes, want 2", n)
@@ -324,4 +364,34 @@ func restart(t *testing.T, f Fixture) {
 	if s := a.Stats(); s.Drift != 0 {
 		t.Errorf("after a restart: %+v", s)
 	}
+	// Who stood by before the outage stands by after it.
+	stop, other := stopA, ledB
+	select {
+	case again := <-ledA:
+		term = newer(t, term, again)
+	case again := <-ledB:
+		term, stop, other = newer(t, term, again), stopB, ledA
+	case <-time.After(limit):
+		t.Fatal("nobody leads after the restart")
+	}
+	stop()
+	term = newer(t, term, next(t, other))
+	for _, p := range []*process{a, b} {
+		eventually(t, "the leader is announced", func() bool {
+			l, ok := p.handle.Leaders().Of("job")
+			return ok && l.Token == term.Proof().Token && !p.handle.Leaders().Stale
+		})
+	}
+	if keys := f.Store.Keys(t, electionKey(a, "")); len(keys) != 1 {
+		t.Errorf("keys of the election: %v", keys)
+	}
+}
+
+// newer expects that the token of a term rises, and returns the later one.
+func newer(t *testing.T, before, after control.Term) control.Term {
+	t.Helper()
+	if after.Proof().Token <= before.Proof().Token {
+		t.Errorf("token %d follows %d", after.Proof().Token, before.Proof().Token)
+	}
+	return after
 }

@@ -21,6 +21,9 @@ type Options struct {
 	// Publish gets each new view. It is called from one goroutine at a time and
 	// must not block.
 	Publish func(*control.View)
+	// PublishLeaders gets each new copy of the announced leaders, like Publish; nil =
+	// nobody wants to know.
+	PublishLeaders func(*control.Leaders)
 	// Settings is fed with the documents of settings, and its documents are kept
 	// here; nil = none.
 	Settings *settings.Live
@@ -45,6 +48,10 @@ type Options struct {
 	Progress    time.Duration // between requests for a sign of life; 5 s
 	Stale       time.Duration // silence that means a dead watch; 15 s
 	Reconcile   time.Duration // between checks of the view; 60 s
+	LeaderTTL   time.Duration // of a leader's lease, whole seconds; 3 s
+	LeaderRenew time.Duration // between its renewals; 1 s
+	// LeaseOnly switches the fast takeover from dead processes off.
+	LeaseOnly bool
 }
 
 // timing fills in the usual periods.
@@ -66,14 +73,33 @@ func (o Options) timing() timing {
 	return t
 }
 
-// Driver is the control plane of one process on etcd. It is a control.Registry
-// and a control.WorkerLeaser. Safe for concurrent use.
+// electionTiming fills in the usual periods.
+func (o Options) electionTiming() electionTiming {
+	t := electionDefaults
+	if o.LeaderTTL > 0 {
+		t.ttl = o.LeaderTTL
+	}
+	if o.LeaderRenew > 0 {
+		t.renew = o.LeaderRenew
+	}
+	if o.LeaseOnly {
+		t.forced = 0
+	}
+	t.margin = min(t.margin, t.ttl/3)
+	return t
+}
+
+// Driver is the control plane of one process on etcd. It is a control.Registry,
+// a control.WorkerLeaser, a control.Elector and a control.Locker. Safe for
+// concurrent use.
 type Driver struct {
 	opts      Options
 	client    *clientv3.Client
 	registrar *registrar
 	follower  *follower
 	leaser    *leaser
+	elector   *elector
+	locker    *locker
 	settings  *settingsFollower // nil = no settings
 	reporter  *settingsReporter // nil = no settings
 	once      sync.Once
@@ -82,6 +108,8 @@ type Driver struct {
 var (
 	_ control.Registry     = (*Driver)(nil)
 	_ control.WorkerLeaser = (*Driver)(nil)
+	_ control.Elector      = (*Driver)(nil)
+	_ control.Locker       = (*Driver)(nil)
 )
 
 // New makes a driver; it makes no call. The driver owns the client.
@@ -92,6 +120,12 @@ func New(client *clientv3.Client, o Options) *Driver {
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
 	d.follower = newFollower(client, root+"nodes/", t, o.Publish, d.registrar.noticed, o.Log)
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
+	publish := o.PublishLeaders
+	if publish == nil {
+		publish = func(*control.Leaders) {}
+	}
+	d.elector = newElector(client, root+"leader/", t, o.electionTiming(), publish, o.Log)
+	d.locker = newLocker(client, root, t, d.elector, o.Log)
 	if o.Settings != nil {
 		d.settings = &settingsFollower{etcd: client, prefix: root + "config/", timing: t, live: o.Settings, log: o.Log}
 		d.reporter = &settingsReporter{etcd: client, key: root + "config_status/" + string(o.Node), node: string(o.Node), live: o.Settings, log: o.Log}
@@ -126,6 +160,7 @@ func (d *Driver) loadSettings(ctx context.Context) {
 // *control.TakenError if another living process has the id; else etcd is away,
 // and the record follows when it is back.
 func (d *Driver) Announce(ctx context.Context, n control.Node) error {
+	d.elector.announced(n)
 	return d.registrar.announce(ctx, n)
 }
 
@@ -137,6 +172,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { d.registrar.run(ctx) })
 	wg.Go(func() { d.follower.run(ctx) })
+	wg.Go(func() { d.elector.run(ctx) })
 	if d.settings != nil {
 		wg.Go(func() { d.settings.run(ctx) })
 		wg.Go(func() { d.reporter.run(ctx) })
@@ -162,8 +198,32 @@ func (d *Driver) Stats() control.Stats {
 	var s control.Stats
 	d.registrar.stats(&s)
 	d.follower.stats(&s)
+	d.elector.stats(&s)
+	d.locker.stats(&s)
 	return s
 }
+
+// Campaign takes part in an election; see control.Elector.
+func (d *Driver) Campaign(ctx context.Context, c control.Candidacy) error {
+	return d.elector.campaign(ctx, c)
+}
+
+// Transfer asks a leader to resign; see control.Elector.
+func (d *Driver) Transfer(ctx context.Context, name string, to im.NodeID) (control.Leader, error) {
+	return d.elector.transfer(ctx, name, to)
+}
+
+// TermEnded is closed when this process's term in the election ends; nil if it
+// does not lead. It is for control.Await.
+func (d *Driver) TermEnded(name string) <-chan struct{} { return d.elector.ended(name) }
+
+// Lock waits for a lock; see control.Locker.
+func (d *Driver) Lock(ctx context.Context, r control.LockRequest) (control.Lock, error) {
+	return d.locker.lock(ctx, r)
+}
+
+// Locks lists holders and waiters; see control.Locker.
+func (d *Driver) Locks(ctx context.Context) ([]control.LockInfo, error) { return d.locker.list(ctx) }
 
 // Close gives up what Run has not, and closes the client. Run must have
 // returned.
@@ -172,6 +232,8 @@ func (d *Driver) Close() error {
 	d.once.Do(func() {
 		d.registrar.close()
 		d.leaser.close()
+		d.locker.close()
+		d.elector.close()
 		if d.opts.Close != nil {
 			err = d.opts.Close()
 			return

@@ -224,10 +224,17 @@ func (w *workerLease) look(ctx context.Context) error {
 func (w *workerLease) Worker() int { return w.worker }
 
 // Valid compares with the monotonic clock.
-func (w *workerLease) Valid() bool {
+func (w *workerLease) Valid() bool { return time.Now().Before(w.Until()) }
+
+// Until is counted from the sending of the last good renewal; it is in the past
+// once the lease is lost.
+func (w *workerLease) Until() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return !w.lost && time.Since(w.sent) < w.ttl-w.leaser.timing.workerSafe
+	if w.lost {
+		return time.Time{}
+	}
+	return w.sent.Add(w.ttl - w.leaser.timing.workerSafe)
 }
 
 // Release ends the keeper and revokes the lease. If etcd does not answer, the

@@ -140,9 +140,20 @@ func (s *Store) Revocations(ctx context.Context, user im.UserID) ([]store.Revoca
 }
 
 // Expire is store.Directory's.
-func (s *Store) Expire(ctx context.Context, now time.Time) (int, error) {
-	n, err := s.write(ctx, "store.Expire", `DELETE FROM revocation WHERE until_ms <= ?`, now.UnixMilli())
-	return int(n), err
+func (s *Store) Expire(ctx context.Context, p store.Proof, now time.Time) (int, error) {
+	var rows int64
+	err := s.w.run(ctx, func(t *tx) (err error) {
+		if err = t.prove(p); err != nil {
+			return err
+		}
+		rows, err = t.exec(`DELETE FROM revocation WHERE until_ms <= ?`, now.UnixMilli())
+		t.changed = rows > 0
+		return err
+	})
+	if err != nil {
+		return 0, fault("store.Expire", err)
+	}
+	return int(rows), nil
 }
 
 // PutKey is store.Directory's.
@@ -199,29 +210,6 @@ func (s *Store) keys(ctx context.Context, query string, args ...any) ([]store.Ke
 		})
 	})
 	return out, err
-}
-
-// WorkerMark is store.Workers'.
-func (s *Store) WorkerMark(ctx context.Context, worker int) (time.Time, error) {
-	var mark time.Time
-	err := s.read(ctx, func(c *conn) error {
-		var us int64
-		err := c.row(`SELECT mark_us FROM worker WHERE id = ?`, []any{worker}, &us)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil
-		}
-		mark = time.UnixMicro(us)
-		return err
-	})
-	return mark, fault("store.WorkerMark", err)
-}
-
-// SetWorkerMark is store.Workers'. Marks are kept in microseconds, rounded up.
-func (s *Store) SetWorkerMark(ctx context.Context, worker int, mark time.Time) error {
-	us := mark.Add(time.Microsecond - time.Nanosecond).UnixMicro()
-	_, err := s.write(ctx, "store.SetWorkerMark", `INSERT INTO worker (id, mark_us) VALUES (?, ?)
-	  ON CONFLICT (id) DO UPDATE SET mark_us = excluded.mark_us`, worker, us)
-	return err
 }
 
 // millis is how times are stored; the zero time is 0.

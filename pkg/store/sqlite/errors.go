@@ -52,7 +52,7 @@ func fault(op string, err error) error {
 	if e := (*im.Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	if errors.Is(err, store.ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrFenced) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	if c := cause(err); c != nil && !errors.Is(err, c) {

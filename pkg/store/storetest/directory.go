@@ -74,10 +74,11 @@ func revocations(k *kit) {
 	if r := list("a")["l1"]; !r.Until.Equal(now.Add(time.Hour)) {
 		k.Errorf("a second revocation shortened the first: %+v", r)
 	}
-	n, err := k.s.Expire(k.ctx(), now)
+	lead := k.fence("scheduler", 1).Proof()
+	n, err := k.s.Expire(k.ctx(), lead, now)
 	k.must(err)
 	same(k, "expired", n, 1)
-	n, err = k.s.Expire(k.ctx(), now.Add(90*time.Minute))
+	n, err = k.s.Expire(k.ctx(), lead, now.Add(90*time.Minute))
 	k.must(err)
 	same(k, "expired later", n, 2)
 	same(k, "left", []int{len(list("a")), len(list("b"))}, []int{1, 0})
@@ -103,27 +104,6 @@ func keys(k *kit) {
 	k.must(err)
 	if len(list) != 2 || list[0].ID != "b" || !list[0].Revoked.Equal(b.Revoked) || list[1].ID != "a" || len(list[1].Scopes) != 0 {
 		k.Errorf("keys: %+v", list)
-	}
-}
-
-func workerMarks(k *kit) {
-	get := func(w int) time.Time {
-		k.Helper()
-		m, err := k.s.WorkerMark(k.ctx(), w)
-		k.must(err)
-		return m
-	}
-	if !get(70).IsZero() {
-		k.Error("a worker that never issued has a mark")
-	}
-	t0 := time.Now().Add(10 * time.Second)
-	k.must(k.s.SetWorkerMark(k.ctx(), 70, t0))
-	if got := get(70); got.Before(t0) || got.Sub(t0) > time.Millisecond {
-		k.Errorf("mark %v, set %v", got, t0)
-	}
-	k.must(k.s.SetWorkerMark(k.ctx(), 70, t0.Add(-5*time.Second))) // a clean stop
-	if got := get(70); !got.Before(t0) || !get(71).IsZero() {
-		k.Errorf("mark %v after a clean stop", got)
 	}
 }
 
