@@ -108,7 +108,7 @@ func fast(p controltest.Process) etcd.Options {
 		Cluster: p.Cluster, Node: p.Node, Publish: p.Handle.SetView, PublishLeaders: p.Handle.SetLeaders, Log: zap.NewNop(),
 		LeaderTTL: 2 * time.Second, LeaderRenew: 500 * time.Millisecond,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Check: 500 * time.Millisecond,
-		WorkerTTL: 30 * time.Second, WorkerRenew: 500 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: 1500 * time.Millisecond,
+		WorkerTTL: 30 * time.Second, WorkerRenew: 500 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: 3 * time.Second,
 		Reconcile: 300 * time.Millisecond,
 	}
 }
