@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -43,6 +44,7 @@ type Proxy struct {
 // link is one client connection and its way to the server.
 type link struct {
 	client, server net.Conn
+	lossy          atomic.Bool // something was swallowed
 }
 
 // Listen starts a proxy on an address ("127.0.0.1:0" picks a port) that
@@ -157,8 +159,8 @@ func (p *Proxy) serve(client net.Conn) {
 	l.server = server
 	p.mu.Unlock()
 	var wg sync.WaitGroup
-	wg.Go(func() { p.move(server, client, false) })
-	wg.Go(func() { p.move(client, server, true) })
+	wg.Go(func() { p.move(l, server, client, false) })
+	wg.Go(func() { p.move(l, client, server, true) })
 	wg.Wait()
 	client.Close()
 	server.Close()
@@ -175,11 +177,11 @@ func (l *link) reset() {
 }
 
 // move copies one direction, piece by piece, as the mode says.
-func (p *Proxy) move(dst, src net.Conn, reply bool) {
+func (p *Proxy) move(l *link, dst, src net.Conn, reply bool) {
 	buf := make([]byte, pieceSize)
 	for {
 		n, err := src.Read(buf)
-		if n > 0 && !p.pass(dst, buf[:n], reply) {
+		if n > 0 && !p.pass(l, dst, buf[:n], reply) {
 			break
 		}
 		if err != nil {
@@ -195,11 +197,18 @@ func (p *Proxy) move(dst, src net.Conn, reply bool) {
 	}
 }
 
-// pass hands one piece on; false ends the direction.
-func (p *Proxy) pass(dst net.Conn, piece []byte, reply bool) bool {
+// pass hands one piece on; false ends the direction. A connection of which
+// something was swallowed never passes anything again, because no network lets
+// a hole in a stream through: it is reset.
+func (p *Proxy) pass(l *link, dst net.Conn, piece []byte, reply bool) bool {
 	mode, _, _ := p.state()
 	if mode.Blackhole || reply && mode.DropReplies {
+		l.lossy.Store(true)
 		return true
+	}
+	if l.lossy.Load() && !mode.DropReplies {
+		l.reset()
+		return false
 	}
 	if mode.Delay > 0 && !p.sleep(time.Duration(rand.Int64N(int64(mode.Delay)))) {
 		return false

@@ -84,12 +84,26 @@ func TestModes(t *testing.T) {
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("4,000 bytes at 20,000 a second each way took %v", took)
 	}
+	dial0 := func() net.Conn { // one that is through before it goes dark
+		p.Set(Mode{})
+		c := dial()
+		if _, err := say(c, "hi", 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
 	for _, mode := range []Mode{{DropReplies: true}, {Blackhole: true}} {
+		c := dial0()
 		p.Set(mode)
 		if got, err := say(c, "lost", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) || got != "" {
 			t.Errorf("%+v: %q, %v", mode, got, err)
 		}
+		p.Set(Mode{})
+		if got, err := say(c, "more", 5*time.Second); err == nil {
+			t.Errorf("%+v: a stream with a hole goes on with %q", mode, got)
+		}
 	}
+	c = dial()
 	check(Mode{}, "back")
 }
 

@@ -109,7 +109,13 @@ func TestDamageIsOneSentence(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			// A server that failed in the middle of its start may still write, so
+			// that the folder cannot be removed at once.
+			dir, err := os.MkdirTemp("", "damaged")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			s, err := embedded.Start(t.Context(), dir, zap.NewNop())
 			if err != nil {
 				t.Fatal(err)
