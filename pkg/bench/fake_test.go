@@ -39,6 +39,7 @@ type fake struct {
 	silent func(n int) bool                                             // swallow the send
 	lose   func(conv string, seq int64) bool                            // do not deliver
 	cut    int                                                          // cut the connection after so many sends, once
+	heals  bool                                                         // tell of what was lost a little later, as a comparison of heads does
 	hint   func(conv string, seq int64) bool                            // write a head in place of a deliver
 	drain  int                                                          // write drain at that send
 	life   time.Duration                                                // of tokens; 0 = for ever
@@ -199,7 +200,13 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 	e, dup := v.append(f, c.user, s)
 	c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_SendAck{SendAck: &clientv1.SendAck{ClientMessageId: s.ClientMessageId,
 		Status: clientv1.Ack_ACK_OK, ConversationId: conv, MessageId: e.MessageId, Seq: e.Seq, PrevSeq: e.PrevSeq, Duplicate: dup}}})
-	if dup || f.lose != nil && f.lose(conv, e.Seq) {
+	if dup {
+		return
+	}
+	if f.lose != nil && f.lose(conv, e.Seq) {
+		if f.heals {
+			time.AfterFunc(200*time.Millisecond, func() { f.tell(v, conv, e.Seq) })
+		}
 		return
 	}
 	for o := range f.online {
@@ -210,6 +217,17 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Head{Head: &clientv1.Head{ConversationId: conv, Seq: e.Seq}}})
 		} else {
 			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Deliver{Deliver: &clientv1.Deliver{ConversationId: conv, Entries: []*clientv1.Entry{e}}}})
+		}
+	}
+}
+
+// tell writes a head to everybody in the conversation.
+func (f *fake) tell(v *fakeConv, conv string, seq int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for o := range f.online {
+		if slices.Contains(v.users, o.user) {
+			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Head{Head: &clientv1.Head{ConversationId: conv, Seq: seq}}})
 		}
 	}
 }

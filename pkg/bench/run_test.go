@@ -212,7 +212,7 @@ func TestUnknownScenario(t *testing.T) {
 // A recorded run of mix shows everything once, and strangers nothing.
 func TestRecordedMix(t *testing.T) {
 	f := newFake(t)
-	f.lose = func(_ string, seq int64) bool { return seq%7 == 3 }
+	f.lose, f.heals = func(_ string, seq int64) bool { return seq%7 == 3 }, true
 	o := f.options("mix", 24)
 	o.Users = 12
 	rec, dir := recording(t)

@@ -81,5 +81,8 @@ func TestEtcdComesLater(t *testing.T) {
 	}
 	m.start()
 	m.await(20 * time.Second)
-	eventually(t, "all is well again", 20*time.Second, func() bool { _, body := ask(n, "/readyz"); return strings.Contains(body, `"ready"`) && !strings.Contains(body, "degraded") })
+	eventually(t, "all is well again", 20*time.Second, func() bool {
+		_, body := ask(n, "/readyz")
+		return strings.Contains(body, `"ready"`) && !strings.Contains(body, "degraded")
+	})
 }
