@@ -136,7 +136,7 @@ func TestRefusedSendsKeepTheirOrder(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	f := newFake(t)
 	f.cut = 30
-	f.lose = func(_ string, seq int64) bool { return seq%9 == 0 }
+	f.lose, f.heals = func(_ string, seq int64) bool { return seq%9 == 0 }, true
 	o := f.options("send", 4)
 	o.Outstanding, o.Reconnect, o.AtOnce = 4, true, true
 	rec, dir := recording(t)
