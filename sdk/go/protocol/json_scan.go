@@ -265,7 +265,7 @@ func (s *scanner) escape() (rune, error) {
 	return 0, badFrame("JSON: a lone surrogate")
 }
 
-// hex4 reads \uXXXX at a position.
+// hex4 reads the four digits of a \u escape at a position.
 func (s *scanner) hex4(at int) (rune, bool) {
 	if at+6 > len(s.in) || s.in[at] != '\\' || s.in[at+1] != 'u' {
 		return 0, false
