@@ -95,7 +95,7 @@ const (
 	Pick_PICK_UNSPECIFIED Pick = 0
 	// The one that the ring names for the conversation.
 	Pick_PICK_CONVERSATION Pick = 1
-	// The one that the ring names for the user.
+	// The one that the ring names for the user, or for the API key.
 	Pick_PICK_USER Pick = 2
 	// The less loaded of two.
 	Pick_PICK_LEAST_REQUEST Pick = 3
