@@ -15,7 +15,7 @@ func Spec() module.Spec {
 	return module.Spec{
 		Name:     "state",
 		Role:     true,
-		Needs:    []string{"controlplane", "storage"}, // controlplane: the worker number of the message ids
+		Needs:    []string{"controlplane", "storage", "peers"}, // controlplane: the worker number of the message ids
 		Calls:    []string{"push", "gateway"},
 		Config:   func() any { c := DefaultConfig(); return &c },
 		Settings: declared,

@@ -42,6 +42,8 @@ type Deps struct {
 	Drivers Drivers
 	DataDir string        // for the default database and relative paths
 	Handle  *store.Handle // where the open stores are published
+	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
+	NoMessages, NoRoutes bool
 }
 
 // Storage owns the stores of a node.
@@ -75,7 +77,8 @@ func New(cfg Config, deps Deps) *Storage {
 	return s
 }
 
-// Start opens both stores, checks the clock and publishes them.
+// Start opens the stores that the roles of this node use, checks the clock and
+// publishes them.
 func (s *Storage) Start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -84,17 +87,28 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
+	if !s.deps.NoMessages {
+		if err := s.openMessages(ctx); err != nil {
+			return err
+		}
+	}
+	if !s.deps.NoRoutes {
+		if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
+			return fmt.Errorf("storage.routes: %w", err)
+		}
+		s.deps.Handle.SetRoutes(s.routes)
+	}
+	return nil
+}
+
+func (s *Storage) openMessages(ctx context.Context) (err error) {
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
 		return fmt.Errorf("storage.dsn: %w", err)
 	}
 	if err := s.checkClock(ctx); err != nil {
 		return err
 	}
-	if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.routes: %w", err)
-	}
 	s.deps.Handle.SetMessages(s.messages)
-	s.deps.Handle.SetRoutes(s.routes)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
 	return nil
 }
@@ -149,6 +163,9 @@ func (s *Storage) Close() error {
 
 // Ready is the readiness check: the message store takes writes.
 func (s *Storage) Ready(ctx context.Context) module.Status {
+	if s.deps.NoMessages {
+		return module.Status{Ready: true}
+	}
 	m, err := s.deps.Handle.Messages()
 	if err != nil {
 		return module.Status{Reason: "the message store is not open"}

@@ -52,10 +52,14 @@ type Spec struct {
 // takes what it uses as separate fields of its Deps.
 type Env struct {
 	Node    im.NodeID
-	BootID  string // random, new at each start
-	Version string // of the binary
-	DataDir string // absolute
-	Dev     bool   // `imd dev`: demo users and their links are served
+	BootID  string   // random, new at each start
+	Version string   // of the binary
+	DataDir string   // absolute
+	Roles   []string // of this node
+	Split   bool     // some role is not here
+	Cluster string   // name of the cluster
+	Zone    string   // where the node stands; "" = none
+	Dev     bool     // `imd dev`: demo users and their links are served
 	Log     *zap.Logger
 	Reg     prometheus.Registerer // one registry per node, never the default one
 	// Config decodes the section over the defaults that into points to holds,

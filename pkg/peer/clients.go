@@ -30,7 +30,7 @@ type stateClient struct{ s *Set }
 func (c stateClient) Submit(ctx context.Context, r *v1.SubmitRequest) (*v1.SubmitResponse, error) {
 	key := ""
 	if len(r.Runs) > 0 {
-		key = r.Runs[0].ConversationId
+		key = r.Runs[0].GetConversationId()
 	}
 	return invoke(ctx, c.s, &c.s.state, stateSubmit, key, stateHandler.Submit, r)
 }
@@ -45,11 +45,14 @@ func (c stateClient) Change(ctx context.Context, r *v1.ChangeRequest) (*v1.Chang
 
 // Mark goes to each node with the marks of its conversations.
 func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkResponse, error) {
-	parts := splitMarks(r, c.s.StateHome)
+	var parts []*marksOf
+	if !c.s.state.group.alone.Load() {
+		parts = splitMarks(r, c.s.StateHome)
+	}
 	if len(parts) < 2 {
 		key := ""
 		if len(r.Marks) > 0 {
-			key = r.Marks[0].ConversationId
+			key = r.Marks[0].GetConversationId()
 		}
 		return invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, r)
 	}
@@ -57,7 +60,7 @@ func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkRespo
 	var wg sync.WaitGroup
 	for _, p := range parts {
 		wg.Go(func() {
-			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].ConversationId, stateHandler.Mark, p.req)
+			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].GetConversationId(), stateHandler.Mark, p.req)
 			for i, at := range p.index {
 				switch {
 				case err != nil:
@@ -82,7 +85,7 @@ func splitMarks(r *v1.MarkRequest, home func(conv string) im.NodeID) []*marksOf 
 	var parts []*marksOf
 	byNode := map[im.NodeID]*marksOf{}
 	for i, m := range r.Marks {
-		node := home(m.ConversationId)
+		node := home(m.GetConversationId())
 		p := byNode[node]
 		if p == nil {
 			p = &marksOf{req: &v1.MarkRequest{}}
@@ -161,7 +164,7 @@ type pushClient struct{ s *Set }
 func (c pushClient) Fanout(ctx context.Context, r *v1.FanoutRequest) (*v1.FanoutResponse, error) {
 	key := ""
 	if len(r.Items) > 0 {
-		key = r.Items[0].ConversationId
+		key = r.Items[0].GetConversationId()
 	}
 	return invoke(ctx, c.s, &c.s.push, pushFanout, key, internalv1connect.PushServiceHandler.Fanout, r)
 }

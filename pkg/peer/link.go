@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -65,7 +66,7 @@ func (s *Set) Update(v *control.View) {
 	}
 	others := make(map[im.NodeID]*place, len(nodes))
 	for _, n := range nodes {
-		if n.ID == s.node || n.Internal == "" || others[n.ID] != nil {
+		if n.ID == s.node || others[n.ID] != nil || !s.link.reaches(n.Internal) {
 			continue
 		}
 		if o := old[n.ID]; o != nil && o.remote.same(n) {
@@ -88,6 +89,31 @@ func (s *Set) Update(v *control.View) {
 			s.metrics.forget(string(id))
 		}
 	}
+}
+
+// reaches reports whether the address may be called: in the clear only on this
+// machine.
+func (l Link) reaches(addr string) bool {
+	if l.Certs != nil || l.AllowPlaintext {
+		return addr != ""
+	}
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// Reaches reports whether there is a node, this one included, that gets the calls
+// of the role.
+func (s *Set) Reaches(role string) bool {
+	for _, g := range s.groups() {
+		if g.role != role {
+			continue
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.places) > 0
+	}
+	return false
 }
 
 // places are the nodes of a role that can be called.

@@ -36,6 +36,8 @@ const (
 type Security struct {
 	Certs *seal.Certs // TLS with certificates of both sides; nil = no TLS
 	Keys  seal.Keys   // signs each call; nil = not signed
+	// AllowPlaintext lets calls go to other machines without TLS.
+	AllowPlaintext bool
 }
 
 // remote is another process: one start of one node at one address.
