@@ -20,7 +20,7 @@ type Verdict string
 const (
 	Good    Verdict = "ok"
 	Doubt   Verdict = "warn"
-	Failing Verdict = "FAIL"
+	Failing Verdict = "fail"
 )
 
 // Finding is what one check of a database has found.
