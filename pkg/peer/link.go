@@ -102,18 +102,23 @@ func (l Link) reaches(addr string) bool {
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-// Reaches reports whether there is a node, this one included, that gets the calls
-// of the role.
+// Reaches reports whether a node with the role, this one included, gets calls and
+// has answered one.
 func (s *Set) Reaches(role string) bool {
 	for _, g := range s.groups() {
-		if g.role != role {
-			continue
+		if g.role == role {
+			return g.answers()
 		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.places) > 0
 	}
 	return false
+}
+
+func (g *group) answers() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.places, func(p *place) bool {
+		return p.remote == nil || p.remote.answered.Load() && g.eject.Usable(p.id())
+	})
 }
 
 // places are the nodes of a role that can be called.

@@ -48,6 +48,7 @@ type remote struct {
 	inFlight  atomic.Int64
 	open      atomic.Int64 // connections
 	retired   atomic.Bool  // the node is gone; what is in flight may end
+	answered  atomic.Bool  // it has answered a call or a probe
 
 	state     internalv1connect.StateServiceClient
 	directory internalv1connect.DirectoryServiceClient
