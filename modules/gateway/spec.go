@@ -39,7 +39,7 @@ func build(env *module.Env) (module.Module, error) {
 		return nil, err
 	}
 	g, err := New(cfg, Deps{
-		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), Directory: env.Peers.Directory(),
+		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), StateHome: env.Peers.StateHome, Directory: env.Peers.Directory(),
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
 		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
