@@ -230,16 +230,7 @@ func (l *loaded) combination() error {
 		return config.Errorf("controlplane.endpoints", "this node has only the roles %s, but the etcd server inside the process cannot be reached by the nodes that have the others; start one with imd etcd and name it",
 			strings.Join(l.roles, ", "))
 	}
-	for _, local := range []struct {
-		key, value, what string
-		users            []string
-	}{
-		{"storage.routes", "memory", "routes in the memory of one process", []string{"gateway", "push"}},
-		{"storage.dsn", "sqlite", "messages in SQLite", []string{"state", "scheduler"}},
-	} {
-		if local.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
-			continue
-		}
+	for _, local := range l.local() {
 		var here, missing []string
 		for _, r := range local.users {
 			if slices.Contains(l.roles, r) {
@@ -248,12 +239,45 @@ func (l *loaded) combination() error {
 				missing = append(missing, r)
 			}
 		}
-		if v := l.values.Text(local.key); len(here) > 0 && len(missing) > 0 && (v == local.value || strings.HasPrefix(v, local.value+":")) {
+		if len(here) > 0 && len(missing) > 0 {
 			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has it; run both in one process",
 				strings.Join(here, ", "), strings.Join(missing, ", "), local.what, local.key)
 		}
 	}
 	return nil
+}
+
+// localStore is a store that only one process can use.
+type localStore struct {
+	key, scheme, what string
+	users             []string // the roles that use it
+}
+
+// local lists the stores of this configuration that only one process can use.
+func (l *loaded) local() []localStore {
+	return slices.DeleteFunc([]localStore{
+		{"storage.routes", "memory", "routes in the memory of one process", []string{"gateway", "push"}},
+		{"storage.dsn", "sqlite", "messages in SQLite", []string{"state", "scheduler"}},
+	}, func(s localStore) bool {
+		if s.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
+			return true
+		}
+		v := l.values.Text(s.key)
+		return v != s.scheme && !strings.HasPrefix(v, s.scheme+":")
+	})
+}
+
+// unshared says what each role of this node keeps for itself.
+func (l *loaded) unshared() map[string]string {
+	out := map[string]string{}
+	for _, s := range l.local() {
+		for _, r := range s.users {
+			if slices.Contains(l.roles, r) {
+				out[r] = s.what + " (" + s.key + ")"
+			}
+		}
+	}
+	return out
 }
 
 // split reports whether some role is not here.

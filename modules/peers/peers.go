@@ -35,6 +35,8 @@ const (
 	maxInFlight = 1024
 	// closeLimit is how long open calls may take once the node stops.
 	closeLimit = 1500 * time.Millisecond
+	// livesLimit is how long another node may take to show that it is there.
+	livesLimit = 500 * time.Millisecond
 	// idleLimit is longer than callers keep idle connections, so that they close
 	// them and no call meets a closing one.
 	idleLimit = 3 * time.Minute
@@ -52,6 +54,8 @@ type Deps struct {
 	Announce func(name, address string)
 	Cluster  string // its name, in certificates
 	Zone     string
+	Node     im.NodeID
+	Unshared map[string]string // what roles of this node keep for themselves
 }
 
 // Peers is the module of one node.
@@ -81,13 +85,16 @@ func (p *Peers) usePickers(_ context.Context, _, now *settings.Snapshot) {
 
 // Start opens the listener for the roles that have announced themselves, and
 // begins to know the other nodes.
-func (p *Peers) Start(context.Context) error {
+func (p *Peers) Start(ctx context.Context) error {
 	if p.cfg.Listen == "" {
 		return nil
 	}
 	sec, err := p.security()
 	if err != nil {
 		return &module.ConfigError{Err: err}
+	}
+	if err := p.alone(ctx, p.Control.View(), time.Time{}); err != nil {
+		return err
 	}
 	static := map[string][]control.Node{}
 	for role, place := range map[string]string{"state": p.cfg.State, "push": p.cfg.Push} {
@@ -210,13 +217,24 @@ func (p *Peers) Run(ctx context.Context) error {
 	defer cancel()
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { p.follow(ctx) })
+	ended := make(chan error, 2) // one slot each: a sender never blocks
+	work.Go(func() {
+		if err := p.follow(ctx); err != nil {
+			ended <- err
+		}
+	})
 	work.Go(func() { p.Set.Run(ctx) })
-	ended := make(chan error, 1) // the sender never blocks
-	go func() { ended <- p.serve() }()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		if err := p.serve(); !errors.Is(err, http.ErrServerClosed) {
+			ended <- fmt.Errorf("the internal listener: %w", err)
+		}
+	}()
+	var failed error
 	select {
-	case err := <-ended:
-		return fmt.Errorf("the internal listener: %w", err)
+	case failed = <-ended:
+		cancel()
 	case <-ctx.Done():
 	}
 	sctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
@@ -224,8 +242,8 @@ func (p *Peers) Run(ctx context.Context) error {
 	if p.srv.Shutdown(sctx) != nil {
 		_ = p.srv.Close() // who still waits is cut off
 	}
-	<-ended
-	return nil
+	<-closed
+	return failed
 }
 
 func (p *Peers) serve() error {
@@ -237,13 +255,60 @@ func (p *Peers) serve() error {
 
 // follow takes in who is in the cluster: at once while this node knows nobody,
 // and then a wave of changes at a time.
-func (p *Peers) follow(ctx context.Context) {
+func (p *Peers) follow(ctx context.Context) error {
 	var seen uint64
+	began := time.Now()
 	for ctx.Err() == nil {
 		v := p.Control.Settled(ctx, seen, control.Quiet)
 		seen = v.Serial
 		p.Set.Update(v)
+		if self, ok := v.Node(p.Node); ok {
+			began = self.Started
+		}
+		if err := p.alone(ctx, v, began); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// alone refuses a second node with a role that keeps something where no other
+// process can reach it. began is when this node started: of two, the younger one
+// goes; zero = it has not started yet.
+func (p *Peers) alone(ctx context.Context, v *control.View, began time.Time) error {
+	for _, n := range v.Nodes {
+		if n.ID == p.Node || n.Internal == "" || n.State == control.Draining || !began.IsZero() && !older(n, began, p.Node) {
+			continue
+		}
+		for _, role := range p.Roles {
+			if what := p.Unshared[role]; what != "" && n.Has(role) && lives(ctx, n) {
+				return module.Configf("node %s has the role %s too, but %s cannot be shared by two processes; run one node with the role, or take a store that processes share", n.ID, role, what)
+			}
+		}
+	}
+	return nil
+}
+
+// older reports whether n started before the node id did.
+func older(n control.Node, began time.Time, id im.NodeID) bool {
+	return n.Started.Before(began) || n.Started.Equal(began) && n.ID < id
+}
+
+// lives reports whether the process of a record is there.
+func lives(ctx context.Context, n control.Node) bool {
+	ctx, cancel := context.WithTimeout(ctx, livesLimit)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Ops+"/livez", nil)
+	if err != nil {
+		return false
+	}
+	t := &http.Transport{DisableKeepAlives: true} // no Proxy: variables of the environment are ignored
+	res, err := t.RoundTrip(r)
+	if err != nil {
+		return false
+	}
+	_ = res.Body.Close()
+	return res.Header.Get(control.BootHeader) == n.BootID
 }
 
 // ready is the readiness check: a gateway without anybody who stores messages

@@ -23,7 +23,7 @@ func Spec() module.Spec {
 			}
 			p := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, BootID: env.BootID, Roles: env.Roles, Set: env.Peers, Control: env.Control, Settings: env.Settings,
-				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone,
+				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone, Unshared: env.Unshared, Node: env.Node,
 			})
 			env.Ready.Add("peers", p.ready)
 			for path, h := range map[string]http.HandlerFunc{"GET /statusz/peers": env.Peers.ServePeers, "GET /statusz/ring": env.Peers.ServeRing} {

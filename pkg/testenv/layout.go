@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -136,4 +137,10 @@ func (n *Node) signal(s syscall.Signal) error {
 		return err
 	}
 	return nil
+}
+
+// Beside is another node of the same cluster with the roles, in a folder of its
+// own; it does not run yet. Only for a split node.
+func (n *Node) Beside(roles string) *Node {
+	return &Node{Dir: filepath.Join(n.t.TempDir(), "data"), Args: n.Args, Env: n.Env, roles: roles, etcd: n.etcd, t: n.t}
 }
