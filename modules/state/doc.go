@@ -18,6 +18,8 @@
 //   - Each send of a call is answered exactly once, within 1.2 s.
 //   - A send is never stored before an earlier one of its run that was refused
 //     as retryable.
+//   - A conversation that somebody else holds in the store leaves its batch; the
+//     others of the lane go on, and sends to it are told when to come again.
 //   - A batch of unknown outcome runs again, unchanged and before anything else
 //     of its lane, until its outcome is known.
 //   - Entries of a conversation go to push in the order of their commits.

@@ -35,6 +35,7 @@ type driver struct {
 	after func([]lane.Committed)
 
 	work chan *lane.Work // capacity 1: one call is out at a time
+	tick *time.Timer     // for the lane's Tick; stopped if it wants none
 
 	mu     sync.Mutex
 	lane   *lane.Lane
@@ -43,7 +44,9 @@ type driver struct {
 }
 
 func newDriver(s appender, m *metrics, log *zap.Logger, after func([]lane.Committed)) *driver {
-	return &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), lane: lane.New()}
+	d := &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), tick: time.NewTimer(time.Hour), lane: lane.New()}
+	d.tick.Stop()
+	return d
 }
 
 // do hands an event to the lane and carries out what follows from it, but for
@@ -64,6 +67,9 @@ func (d *driver) do(ev lane.Event) []lane.Committed {
 	if fx.Work != nil {
 		d.work <- fx.Work
 	}
+	if d.tick.Stop(); fx.Wake > 0 {
+		d.tick.Reset(fx.Wake)
+	}
 	d.m.queued.Add(float64(d.lane.Queued() - d.queued))
 	d.queued = d.lane.Queued()
 	return append([]lane.Committed(nil), fx.Committed...)
@@ -79,11 +85,14 @@ func (d *driver) idle() bool {
 // run makes the calls to the store until ctx is done; then it answers everyone
 // who still waits.
 func (d *driver) run(ctx context.Context) {
+	defer d.tick.Stop()
 	defer d.do(lane.Stop{})
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-d.tick.C:
+			d.do(lane.Tick{})
 		case w := <-d.work:
 			if !pause(ctx, w.After) {
 				return

@@ -30,6 +30,9 @@ type memStore struct {
 	requests  map[im.ClientMessageID]store.ChangeResult
 	positions []store.Position // as saved
 	version   int
+	held      map[im.ConversationID]bool  // by somebody else
+	hashes    map[im.MessageID]([32]byte) // of the contents
+	noWaits   int                         // rows that did not want to wait for a lock
 }
 
 type memConv struct {
@@ -46,6 +49,7 @@ func newMemStore() *memStore {
 	return &memStore{
 		calls: map[string]int{}, convs: map[im.ConversationID]*memConv{}, users: map[im.UserID]store.User{},
 		keys: map[string]store.Key{}, requests: map[im.ClientMessageID]store.ChangeResult{},
+		held: map[im.ConversationID]bool{}, hashes: map[im.MessageID]([32]byte){},
 	}
 }
 
@@ -105,6 +109,14 @@ func (m *memStore) put(id im.ConversationID, c *memConv, e im.Entry) im.Entry {
 func (m *memStore) Append(_ context.Context, rows []store.AppendRow) (res []store.AppendResult, err error) {
 	err = m.do("Append", func() error {
 		for _, r := range rows {
+			if r.NoWait {
+				m.noWaits++
+			}
+			if m.held[r.Conversation] {
+				return &store.BusyConversationError{Conversations: []im.ConversationID{r.Conversation}}
+			}
+		}
+		for _, r := range rows {
 			res = append(res, m.appendOne(r))
 		}
 		return nil
@@ -123,13 +135,24 @@ func (m *memStore) appendOne(r store.AppendRow) store.AppendResult {
 	}
 	for _, e := range c.log {
 		if e.Sender == r.Sender && e.ClientMessageID == r.ClientMessageID {
+			if m.hashes[e.MessageID] != r.BodyHash {
+				return store.AppendResult{Err: im.Errorf(clientv1.Reason_REASON_ID_REUSED, "mem", "")}
+			}
 			return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, Duplicate: true, MemberVersion: c.version}
 		}
 	}
 	e := m.put(r.Conversation, c, im.Entry{
 		Kind: r.Kind, MessageID: r.MessageID, ClientMessageID: r.ClientMessageID, Sender: r.Sender, Content: r.Content, Countable: r.Countable,
 	})
+	m.hashes[e.MessageID] = r.BodyHash
 	return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, MemberVersion: c.version}
+}
+
+// hold lets somebody else hold a conversation, or let go of it.
+func (m *memStore) hold(conv im.ConversationID, on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held[conv] = on
 }
 
 func (m *memStore) Change(_ context.Context, ch store.Change) (res store.ChangeResult, err error) {
