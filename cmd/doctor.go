@@ -22,7 +22,8 @@ func newDoctor(a *app) *cobra.Command {
 prints one line a check, with what to do where something is wrong. It starts
 nothing and may run beside a node. Of an etcd cluster it judges reach, quorum,
 members, version, write, fsync and commit latency, size, alarms, compaction and
-clocks; it writes one key a few times and removes it.
+clocks; it writes one key a few times and removes it. Of Redis it judges reach,
+login, latency, version, role and eviction policy, and writes nothing.
 
 Exit status: 0 if nothing fails (warnings are no failure), 1 if something does,
 78 if the configuration is wrong.`,
@@ -56,6 +57,15 @@ Exit status: 0 if nothing fails (warnings are no failure), 1 if something does,
 
 // examine runs all checks.
 func (a *app) examine(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) {
+	found, err := a.examineEtcd(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	redis, err := examineRedis(ctx, cfg)
+	return append(found, redis...), err
+}
+
+func (a *app) examineEtcd(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) {
 	cp := controlplane.DefaultConfig()
 	if err := cfg.values.Decode("controlplane", &cp); err != nil {
 		return nil, err

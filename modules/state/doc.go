@@ -38,5 +38,7 @@
 // imd_ack_total, imd_message_duplicates_total, imd_lane_batch_rows,
 // imd_lane_wait_seconds, imd_lane_queue_rows, imd_state_append_seconds,
 // imd_state_unknown_outcomes_total, imd_state_fanout_items_total,
-// imd_state_fanout_dropped_total, imd_state_positions_total.
+// imd_state_fanout_dropped_total, imd_state_positions_total,
+// imd_dedup_lookups_total, imd_dedup_errors_total, imd_dedup_notes_total,
+// imd_dedup_answer_seconds, imd_dedup_open.
 package state

@@ -23,6 +23,7 @@ const appendTimeout = 3 * time.Second
 type appender interface {
 	Append(ctx context.Context, rows []store.AppendRow) ([]store.AppendResult, error)
 	Change(ctx context.Context, c store.Change) (store.ChangeResult, error)
+	DataEpoch() string
 }
 
 // driver runs one lane: events come from the goroutines of the callers, calls
@@ -31,8 +32,9 @@ type driver struct {
 	store appender
 	m     *metrics
 	log   *zap.Logger
-	// after is told, in order, what was committed. It must not block.
-	after func([]lane.Committed)
+	// after is told, in order, what was committed, and the data_epoch that the
+	// store had before. It must not block.
+	after func(epoch string, done []lane.Committed)
 
 	work chan *lane.Work // capacity 1: one call is out at a time
 	tick *time.Timer     // for the lane's Tick; stopped if it wants none
@@ -43,7 +45,7 @@ type driver struct {
 	warned time.Time // of the last warning about the store; only for the goroutine of run
 }
 
-func newDriver(s appender, m *metrics, log *zap.Logger, after func([]lane.Committed)) *driver {
+func newDriver(s appender, m *metrics, log *zap.Logger, after func(string, []lane.Committed)) *driver {
 	d := &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), tick: time.NewTimer(time.Hour), lane: lane.New()}
 	d.tick.Stop()
 	return d
@@ -97,9 +99,10 @@ func (d *driver) run(ctx context.Context) {
 			if !pause(ctx, w.After) {
 				return
 			}
+			epoch := d.store.DataEpoch() // if it changes meanwhile, the rows may be lost under the new one
 			done := d.do(d.call(ctx, w))
 			if len(done) > 0 {
-				d.after(done)
+				d.after(epoch, done)
 			}
 		}
 	}

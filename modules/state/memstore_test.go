@@ -32,7 +32,8 @@ type memStore struct {
 	version   int
 	held      map[im.ConversationID]bool  // by somebody else
 	hashes    map[im.MessageID]([32]byte) // of the contents
-	noWaits   int                         // rows that did not want to wait for a lock
+	epoch     string
+	noWaits   int // rows that did not want to wait for a lock
 }
 
 type memConv struct {
@@ -47,7 +48,7 @@ type memConv struct {
 
 func newMemStore() *memStore {
 	return &memStore{
-		calls: map[string]int{}, convs: map[im.ConversationID]*memConv{}, users: map[im.UserID]store.User{},
+		epoch: "e1", calls: map[string]int{}, convs: map[im.ConversationID]*memConv{}, users: map[im.UserID]store.User{},
 		keys: map[string]store.Key{}, requests: map[im.ClientMessageID]store.ChangeResult{},
 		held: map[im.ConversationID]bool{}, hashes: map[im.MessageID]([32]byte){},
 	}
@@ -85,8 +86,12 @@ func (m *memStore) count(op string) int {
 	return m.calls[op]
 }
 
-func (m *memStore) DataEpoch() string { return "e1" }
-func (m *memStore) Writers() int      { return 2 }
+func (m *memStore) DataEpoch() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.epoch
+}
+func (m *memStore) Writers() int { return 2 }
 
 // group makes a group with members.
 func (m *memStore) group(id im.ConversationID, users ...im.UserID) *memConv {

@@ -17,6 +17,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/store"
@@ -89,6 +91,7 @@ func (g gateway) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 type node struct {
 	*State
 	st    *memStore
+	cache dedup.Cache
 	ids   *counter
 	out   *recorder
 	view  *control.View
@@ -103,10 +106,11 @@ type node struct {
 func serve(t *testing.T, f func(t *testing.T, n *node)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{st: newMemStore(), ids: &counter{}, out: &recorder{}, view: &control.View{}, ctx: t.Context()}
+		n := &node{st: newMemStore(), cache: memory.New(dedup.Options{}), ids: &counter{}, out: &recorder{}, view: &control.View{}, ctx: t.Context()}
 		n.State = New(DefaultConfig(), Deps{
 			Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Node: "n1",
 			Store:   func() (store.MessageStore, error) { return n.st, nil },
+			Dedup:   func() (dedup.Cache, error) { return n.cache, nil },
 			IDs:     func(context.Context, store.Workers) (ids, error) { return n.ids, nil },
 			Push:    n.out,
 			Gateway: func(id im.NodeID) gatewayClient { return gateway{id, n.out} },
@@ -553,6 +557,7 @@ func TestStartFailsWithoutAStoreOrIDs(t *testing.T) {
 	}
 	d.Reg = prometheus.NewRegistry()
 	d.Store = func() (store.MessageStore, error) { return newMemStore(), nil }
+	d.Dedup = func() (dedup.Cache, error) { return memory.New(dedup.Options{}), nil }
 	d.IDs = func(context.Context, store.Workers) (ids, error) { return nil, away }
 	if err := New(DefaultConfig(), d).Start(t.Context()); !errors.Is(err, away) {
 		t.Errorf("ids: %v", err)

@@ -104,7 +104,7 @@ func options(cfg Config) (rueidis.ClientOption, error) {
 	opt.ConnWriteTimeout, opt.Dialer.Timeout = answerTime, dialTime
 	opt.ReadBufferEachConn, opt.WriteBufferEachConn = 64<<10, 64<<10
 	opt.BlockingPipeline = 4 * dedup.MaxKeys // never a connection for one call
-	opt.PipelineMultiplex = -1 // one connection a server
+	opt.PipelineMultiplex = -1               // one connection a server
 	opt.ClientName = "imd"
 	return opt, nil
 }
