@@ -22,7 +22,7 @@ import (
 func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{err: im.Errorf(clientv1.Reason_REASON_BUSY, "push", "")}
-		m := newMetrics(prometheus.NewRegistry())
+		m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
 		f := newFanout(r, nil, zap.NewNop(), m)
 		go f.run(t.Context())
 		item := func(n int64) fanoutItem {
@@ -94,7 +94,7 @@ func TestFanoutGoesToEachNodeByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		p := &pushNodes{home: map[string]im.NodeID{"a": "n1", "b": "n2"}, held: map[im.NodeID]chan struct{}{"n1": hold}}
-		f := newFanout(p, func(conv string) im.NodeID { p.mu.Lock(); defer p.mu.Unlock(); return p.home[conv] }, zap.NewNop(), newMetrics(prometheus.NewRegistry()))
+		f := newFanout(p, func(conv string) im.NodeID { p.mu.Lock(); defer p.mu.Unlock(); return p.home[conv] }, zap.NewNop(), newMetrics(prometheus.NewRegistry(), func() bool { return false }))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); f.run(ctx) }()
@@ -128,7 +128,7 @@ func TestFanoutGoesToEachNodeByItself(t *testing.T) {
 }
 
 func TestFanoutQueueIsBounded(t *testing.T) {
-	m := newMetrics(prometheus.NewRegistry())
+	m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
 	f := newFanout(&recorder{}, nil, zap.NewNop(), m)
 	for range fanoutQueueItems + 5 {
 		f.add(fanoutItem{item: &v1.FanoutItem{}, bytes: 1})

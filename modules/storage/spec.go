@@ -16,8 +16,12 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("storage", &cfg); err != nil {
 				return nil, err
 			}
+			redis := DefaultRedisConfig()
+			if err := env.Config("redis", &redis); err != nil {
+				return nil, err
+			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Drivers: drivers, DataDir: env.DataDir, Handle: env.Store,
+				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, DataDir: env.DataDir, Handle: env.Store,
 				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
 			})
 			env.Ready.Add("storage", s.Ready)

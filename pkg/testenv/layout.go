@@ -3,7 +3,6 @@ package testenv
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -80,7 +79,7 @@ func (n *Node) launchSplit() error {
 
 // startEtcd starts a server that lasts as long as the test.
 func (n *Node) startEtcd() (*rest, error) {
-	client, peer := freeAddress(n.t.Fatal), freeAddress(n.t.Fatal)
+	client, peer := freeAddress(n.t), freeAddress(n.t)
 	r := &rest{url: "http://" + client}
 	r.etcd = exec.Command(Binary(n.t), "etcd", "--data-dir", n.Dir+"-etcd", "--listen-client", r.url, "--listen-peer", "http://"+peer)
 	r.etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -101,16 +100,6 @@ func (n *Node) startEtcd() (*rest, error) {
 		}
 	}
 	return r, nil
-}
-
-// freeAddress is a loopback address that was free a moment ago.
-func freeAddress(fatal func(...any)) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // chosen reports whether the arguments choose roles or a control plane of their
