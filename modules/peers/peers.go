@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -248,7 +247,7 @@ func (p *Peers) Run(ctx context.Context) error {
 
 func (p *Peers) serve() error {
 	if p.srv.TLSConfig != nil {
-		return p.srv.Serve(tls.NewListener(p.ln, p.srv.TLSConfig))
+		return p.srv.ServeTLS(p.ln, "", "")
 	}
 	return p.srv.Serve(p.ln)
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/seal"
+	"github.com/imdhq/imd/pkg/testenv"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -141,6 +143,42 @@ func TestKeysAreChangedInSteps(t *testing.T) {
 	var wrong *module.ConfigError
 	if err := p.Start(t.Context()); !errors.As(err, &wrong) {
 		t.Errorf("a short key: %v", err)
+	}
+}
+
+func withTLS(f seal.Files) Config {
+	c := DefaultConfig()
+	c.TLS = TLSConfig{CAFile: f.CA, CertFile: f.Cert, KeyFile: f.Key}
+	return c
+}
+
+// With certificates the caller's roles decide, and both sides must be of the
+// cluster.
+func TestCertificates(t *testing.T) {
+	ca := testenv.NewAuthority(t)
+	n := launch(t, "n1", "", withTLS(ca.Issue(t, "imd", "push")), nil)
+	if err := call(t, n, "", withTLS(ca.Issue(t, "imd", "state"))); err != nil {
+		t.Errorf("state calls push: %v", err)
+	}
+	both := withTLS(ca.Issue(t, "imd", "state", "gateway"))
+	if err := call(t, n, "", both); err != nil {
+		t.Errorf("a node with two roles calls push: %v", err)
+	}
+	if err := call(t, n, "", withTLS(testenv.NewAuthority(t).Issue(t, "imd", "state"))); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+		t.Errorf("another authority: %v", err)
+	}
+	if err := call(t, n, secretA, DefaultConfig()); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+		t.Errorf("in the clear: %v", err)
+	}
+	caller := launch(t, "g", "", withTLS(ca.Issue(t, "imd", "gateway")), func(d *Deps) { d.Roles = []string{"gateway"} })
+	caller.set.Update(&control.View{Nodes: []control.Node{n.record()}})
+	if _, err := caller.set.Push().Fanout(t.Context(), &v1.FanoutRequest{}); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_TOKEN {
+		t.Errorf("a gateway calls push: %v", err)
+	}
+	p := New(withTLS(ca.Issue(t, "imd", "push")), Deps{Log: zap.NewNop(), Roles: []string{"push", "gateway"}, Cluster: "imd", Control: &control.Handle{}})
+	p.cfg.Listen = "127.0.0.1:0"
+	if err := p.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "does not name the role gateway") {
+		t.Errorf("a certificate without a role of the node: %v", err)
 	}
 }
 
