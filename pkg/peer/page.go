@@ -12,7 +12,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/ring"
-	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 // Report is what this process knows of the others.
@@ -59,6 +58,7 @@ type RolePlace struct {
 type MethodReport struct {
 	Name   string `json:"name"`
 	Picker string `json:"picker"` // "node" = the caller names it
+	By     string `json:"by"`     // what the key is, for pickers that have one
 	Repeat string `json:"repeat"`
 	Class  string `json:"criticality"`
 }
@@ -88,7 +88,7 @@ func (s *Set) Report() Report {
 		case picker == "":
 			picker = "node"
 		}
-		r.Methods = append(r.Methods, MethodReport{m.Name, picker, repeatWord(m.Repeat), m.Class.String()})
+		r.Methods = append(r.Methods, MethodReport{m.Name, picker, word(m.Pick.String(), "PICK_"), word(m.Repeat.String(), "REPEAT_"), m.Class.String()})
 	}
 	return r
 }
@@ -112,8 +112,9 @@ func (g *group) tell(names map[string]string) RoleReport {
 	return r
 }
 
-func repeatWord(r v1.Repeat) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(r.String(), "REPEAT_")), "_", " ")
+// word is an enum value as people read it.
+func word(value, prefix string) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(value, prefix)), "_", " ")
 }
 
 // RingReport is the ring of a role as this process sees it.
