@@ -18,6 +18,7 @@ import (
 type Drivers struct {
 	Control controlplane.Opener
 	Stores  storage.Drivers
+	Names   func(*module.Env) peers.NamesOpener
 }
 
 // Specs lists the modules in the order of their start, as far as their needs
@@ -27,7 +28,7 @@ func Specs(d Drivers) []module.Spec {
 	return []module.Spec{
 		controlplane.Spec(d.Control), // who is in the cluster
 		storage.Spec(d.Stores),       // where messages and routes are kept
-		peers.Spec(),                 // the other processes
+		peers.Spec(d.Names),          // the other processes
 		state.Spec(),                 // orders and stores messages
 		push.Spec(),                  // hands them to the gateways
 		gateway.Spec(),               // talks to clients

@@ -28,8 +28,8 @@ type Config struct {
 	// Points is the number of points of a node on the ring.
 	Points int `mapstructure:"points" doc:"Points of a node of weight 1 on the rings; the same on all nodes. 100 to 1000, default 160."`
 	// State and Push name nodes in place of the registry.
-	State string `mapstructure:"state" doc:"Where the state role is, as static://host:port#weight,host:port; default: the nodes that are registered."`
-	Push  string `mapstructure:"push" doc:"Where the push role is, as static://host:port#weight,host:port; default: the nodes that are registered."`
+	State string `mapstructure:"state" doc:"Where the state role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`
+	Push  string `mapstructure:"push" doc:"Where the push role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`
 }
 
 // TLSConfig names the files for TLS between nodes.

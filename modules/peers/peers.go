@@ -55,15 +55,17 @@ type Deps struct {
 	Zone     string
 	Node     im.NodeID
 	Unshared map[string]string // what roles of this node keep for themselves
+	Names    NamesOpener
 }
 
 // Peers is the module of one node.
 type Peers struct {
 	cfg Config
 	Deps
-	ln  net.Listener // nil = nothing is open
-	srv *http.Server
-	met atomic.Bool // those who are needed were there once
+	ln    net.Listener // nil = nothing is open
+	srv   *http.Server
+	met   atomic.Bool // those who are needed were there once
+	named []*naming   // roles whose nodes come from a naming service
 }
 
 // New makes the module; it opens nothing.
@@ -95,21 +97,14 @@ func (p *Peers) Start(ctx context.Context) error {
 	if err := p.alone(ctx, p.Control.View(), time.Time{}); err != nil {
 		return err
 	}
-	static := map[string][]control.Node{}
-	for role, place := range map[string]string{"state": p.cfg.State, "push": p.cfg.Push} {
-		nodes, err := peer.ParsePlace(place, role)
-		if err != nil {
-			return &module.ConfigError{Err: fmt.Errorf("peers.%s: %w", role, err)}
-		}
-		if nodes != nil {
-			static[role] = nodes
-		}
-	}
 	if p.ln, err = net.Listen("tcp", p.cfg.Listen); err != nil {
 		return fmt.Errorf("peers.listen: %w", err)
 	}
-	p.Set.Link(peer.Link{BootID: p.BootID, Zone: p.Zone, Points: p.cfg.Points, Security: sec, Static: static, Reg: p.Reg})
+	p.Set.Link(peer.Link{BootID: p.BootID, Zone: p.Zone, Points: p.cfg.Points, Security: sec, Reg: p.Reg})
 	p.Set.Update(p.Control.View())
+	if err := p.places(); err != nil {
+		return errors.Join(err, p.Close())
+	}
 	p.srv = p.server(sec)
 	addr := p.cfg.Advertise
 	if addr == "" {
@@ -223,6 +218,9 @@ func (p *Peers) Run(ctx context.Context) error {
 		}
 	})
 	work.Go(func() { p.Set.Run(ctx) })
+	for _, n := range p.named {
+		work.Go(func() { n.run(ctx) })
+	}
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -330,8 +328,12 @@ func (p *Peers) Close() error {
 	if p.ln == nil {
 		return nil
 	}
-	if err := p.ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		return err
+	var errs []error
+	for _, n := range p.named {
+		errs = append(errs, n.names.Close())
 	}
-	return nil
+	if err := p.ln.Close(); !errors.Is(err, net.ErrClosed) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

@@ -6,8 +6,9 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 )
 
-// Spec declares the module.
-func Spec() module.Spec {
+// Spec declares the module. names connects to a naming service, with the
+// configuration of the node it is called for.
+func Spec(names func(env *module.Env) NamesOpener) module.Spec {
 	return module.Spec{
 		Name:     "peers",
 		Needs:    []string{"controlplane"},
@@ -23,7 +24,7 @@ func Spec() module.Spec {
 			}
 			p := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, BootID: env.BootID, Roles: env.Roles, Set: env.Peers, Control: env.Control, Settings: env.Settings,
-				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone, Unshared: env.Unshared, Node: env.Node,
+				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone, Unshared: env.Unshared, Node: env.Node, Names: names(env),
 			})
 			env.Ready.Add("peers", p.ready)
 			for path, h := range map[string]http.HandlerFunc{"GET /statusz/peers": env.Peers.ServePeers, "GET /statusz/ring": env.Peers.ServeRing} {

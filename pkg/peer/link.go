@@ -33,9 +33,7 @@ type Link struct {
 	Zone   string
 	Points int // of the rings, for a node of weight 1; 0 = ring.DefaultPoints
 	Security
-	// Static lists the nodes of a role that does not come from the registry.
-	Static map[string][]control.Node
-	Reg    prometheus.Registerer
+	Reg prometheus.Registerer
 }
 
 // Link lets the Set call other processes, those that Update names. Once, before
@@ -43,6 +41,7 @@ type Link struct {
 func (s *Set) Link(l Link) {
 	s.link = l
 	s.metrics = newMetrics(l.Reg, s)
+	s.view = &control.View{}
 	for _, g := range s.groups() {
 		g.zone = l.Zone
 	}
@@ -56,8 +55,29 @@ func (s *Set) Update(v *control.View) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.update(v)
+}
+
+// SetPlace says where the nodes of a role are, whatever the registry says.
+// Without Link it does nothing.
+func (s *Set) SetPlace(role string, nodes []control.Node) {
+	if s.metrics == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.placed == nil {
+		s.placed = map[string][]control.Node{}
+	}
+	s.placed[role] = nodes
+	s.update(s.view)
+}
+
+// update is Update; the lock is held.
+func (s *Set) update(v *control.View) {
+	s.view = v
 	nodes := slices.Clone(v.Nodes)
-	for _, all := range s.link.Static {
+	for _, all := range s.placed {
 		nodes = append(nodes, all...)
 	}
 	old := map[im.NodeID]*place{}
@@ -78,8 +98,8 @@ func (s *Set) Update(v *control.View) {
 	s.others.Store(&others)
 	for _, g := range s.groups() {
 		list := v.With(g.role)
-		if static := s.link.Static[g.role]; static != nil {
-			list = static
+		if placed, ok := s.placed[g.role]; ok {
+			list = placed
 		}
 		g.set(s.places(list, others), s.link.Points)
 	}

@@ -49,14 +49,21 @@ func TestPages(t *testing.T) {
 }
 
 func TestParsePlace(t *testing.T) {
-	nodes, err := ParsePlace("static://10.0.0.1:8422#3, h:1", "state")
+	place, err := ParsePlace("static://10.0.0.1:8422#3, h:1", "state")
+	nodes := place.Nodes
 	if err != nil || len(nodes) != 2 || nodes[0].Weight != 3 || nodes[1].Weight != 1 || nodes[1].Internal != "h:1" || !nodes[0].Has("state") {
 		t.Errorf("%v %+v", err, nodes)
 	}
-	if nodes, err := ParsePlace("", "state"); nodes != nil || err != nil {
-		t.Errorf("%v %v", nodes, err)
+	if p, err := ParsePlace("", "state"); p.Nodes != nil || p.Prefix != "" || err != nil {
+		t.Errorf("%v %v", p, err)
 	}
-	for _, bad := range []string{"10.0.0.1:1", "static://", "static://a", "static://a:1#0", "static://a:1#101", "static://a:1#x", "static://a:1,a:1", "static://:1"} {
+	if p, err := ParsePlace("etcd://a:1,b:2/names/state", "state"); err != nil || p.Prefix != "/names/state" || len(p.Hosts) != 2 || p.Hosts[1] != "b:2" {
+		t.Errorf("%v %v", p, err)
+	}
+	if p, err := ParsePlace("etcd:///names", "state"); err != nil || p.Prefix != "/names" || p.Hosts != nil {
+		t.Errorf("%v %v", p, err)
+	}
+	for _, bad := range []string{"10.0.0.1:1", "static://", "static://a", "static://a:1#0", "static://a:1#101", "static://a:1#x", "static://a:1,a:1", "static://:1", "etcd://a:1", "etcd://a:1/", "etcd://a/x"} {
 		if _, err := ParsePlace(bad, "state"); err == nil {
 			t.Errorf("%q is good", bad)
 		}
