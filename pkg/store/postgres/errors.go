@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -59,6 +62,18 @@ func doubtful(err error) bool {
 			e.SeverityUnlocalized == "PANIC" || strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "57P")
 	}
 	return !pgconn.SafeToRetry(err)
+}
+
+// gone reports whether the server ended the connection, or is no more.
+func gone(err error) bool {
+	if err == nil {
+		return false
+	}
+	if e := (*pgconn.PgError)(nil); errors.As(err, &e) {
+		return strings.HasPrefix(e.Code, "57P")
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // spoiled reports whether the server refused what a row contains.
