@@ -221,7 +221,7 @@ func connect(t *testing.T, server *testenv.Postgres) *pgx.Conn {
 	return connectTo(t, server.DSN("postgres"))
 }
 
-func connectTo(t *testing.T, dsn string) *pgx.Conn {
+func connectTo(t testing.TB, dsn string) *pgx.Conn {
 	t.Helper()
 	src, err := parse(dsn)
 	if err != nil {
