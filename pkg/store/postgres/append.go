@@ -50,7 +50,7 @@ func (s *Store) Append(ctx context.Context, rows []store.AppendRow) ([]store.App
 // are made again, each reason once.
 func (s *Store) append(ctx context.Context, b *batch) ([]answer, error) {
 	skip := b.separable && s.locked.any(b.ids, time.Now())
-	makes, waited := s.known.news(b), false
+	makes, waited, healed := s.known.news(b), false, false
 	for {
 		answers, err := s.try(ctx, b, makes, skip)
 		switch code := codeOf(err); {
@@ -63,6 +63,10 @@ func (s *Store) append(ctx context.Context, b *batch) ([]answer, error) {
 			skip = true
 		case (code == codeLockTimeout || code == codeDeadlock) && !waited:
 			waited = true
+		case code == codeUnique && !healed:
+			if healed = true; s.heal(ctx, b.ids) != nil {
+				return nil, err
+			}
 		default:
 			return nil, err
 		}

@@ -21,7 +21,9 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 		return store.ChangeResult{}, err
 	}
 	out, err := s.change(ctx, c)
-	if errors.Is(err, errCreatedMeanwhile) {
+	again := errors.Is(err, errCreatedMeanwhile) ||
+		codeOf(err) == codeUnique && !errors.Is(err, store.ErrUnknownOutcome) && s.heal(ctx, []string{string(c.Conversation)}) == nil
+	if again {
 		out, err = s.change(ctx, c)
 	}
 	if err != nil {

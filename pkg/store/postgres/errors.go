@@ -21,6 +21,7 @@ import (
 const (
 	codeLockTimeout = "55P03"
 	codeDeadlock    = "40P01"
+	codeUnique      = "23505"
 	codeToMake      = "IM001" // of imd_append_transaction
 	codeReadOnly    = "25006"
 	codeDiskFull    = "53100"

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
@@ -336,6 +338,50 @@ func TestStall(t *testing.T) {
 			t.Fatalf("the server has %d sessions of ours, the pools have %d", n, pools)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A number that somebody else has written is passed by, with an error in the log.
+func TestForeignEntry(t *testing.T) {
+	core, logs := observer.New(zap.ErrorLevel)
+	dsn := fresh(t, testenv.SharedPostgres(t))
+	s, err := Open(t.Context(), Options{DSN: dsn, Log: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	conv := im.ConversationID(protocol.DirectID("a", "b"))
+	mustAppend(t, s, sendTo("a", "b", 1), sendTo("a", "c", 2))
+	stranger := connectTo(t, dsn)
+	write := func(seq int) {
+		t.Helper()
+		_, err := stranger.Exec(t.Context(), `INSERT INTO entry (conv, seq, message_id, server_ms, back, kind, countable, sender, client_key, body)
+		  SELECT num, $2, $2, 1, 1, 1, true, 'x', $3, '' FROM conversation WHERE id = $1`, string(conv), seq, []byte(fmt.Sprint(seq)))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(2)
+	write(4)
+	r := mustAppend(t, s, sendTo("a", "b", 3), sendTo("a", "c", 4))
+	if r[0].Seq != 5 || r[0].PrevSeq != 4 || r[1].Seq != 2 {
+		t.Errorf("answers: %+v", r)
+	}
+	if logs.FilterMessage("head of a conversation was behind its log").Len() != 1 {
+		t.Errorf("log: %+v", logs.All())
+	}
+	g := store.Change{
+		Conversation: "g_1", Actor: "a", RequestID: "r1", MessageID: 100, Create: &store.CreateGroup{Name: "n", Owner: "a"},
+	}
+	if _, err := s.Change(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	conv = "g_1"
+	write(2)
+	name := "other"
+	c, err := s.Change(t.Context(), store.Change{Conversation: conv, Actor: "a", RequestID: "r2", MessageID: 101, Rename: &name})
+	if err != nil || c.Entry.Seq != 3 || c.Entry.PrevSeq != 2 {
+		t.Errorf("change: %+v, %v", c, err)
 	}
 }
 

@@ -223,3 +223,17 @@ func wait(t *testing.T, ctx context.Context) {
 	case <-time.After(20 * time.Millisecond):
 	}
 }
+
+// A pooler that gives each transaction another session is refused, even where
+// other faults are accepted; one that keeps sessions apart is not.
+func TestPooler(t *testing.T) {
+	server := testenv.SharedPostgres(t)
+	dsn := fresh(t, server)
+	name := dsn[strings.LastIndex(dsn, "/")+1 : strings.Index(dsn, "?")]
+	refusedAs(t, unsafely(server.Pooled(t, name, "transaction")), store.ErrUnsafe, "transaction mode")
+	s := openAt(t, unsafely(server.Pooled(t, name, "session")))
+	mustAppend(t, s, sendTo("a", "b", 1))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -45,7 +45,7 @@ func TestPlans(t *testing.T) {
 		"stay": sqlStay, "log": sqlLog, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "stays": sqlStays, "seen": sqlSeen,
 		"heads": sqlHeads, "group": sqlGroup, "members": sqlMembers, "positions": sqlPositions, "clear": sqlClear, "by key": sqlByKey,
 		"creation": sqlCreation, "lock": sqlLock, "members of": sqlMembersOf, "owners": sqlOwners, "user": sqlUser, "users": sqlUsers,
-		"revocations": sqlRevocations, "fence": sqlFence,
+		"revocations": sqlRevocations, "heal": sqlHeal, "fence": sqlFence,
 	} {
 		n := 0
 		for _, m := range parameter.FindAllStringSubmatch(query, -1) {
@@ -64,7 +64,7 @@ func TestPlans(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		judge(t, name, strings.Join(lines, "\n"), name == "members of" || name == "revocations")
+		judge(t, name, strings.Join(lines, "\n"), name == "members of" || name == "revocations" || name == "heal")
 	}
 }
 
