@@ -26,6 +26,9 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 	if again {
 		out, err = s.change(ctx, c)
 	}
+	if codeOf(err) == codeLockTimeout && !errors.Is(err, store.ErrUnknownOutcome) {
+		err = &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}, Err: err}
+	}
 	if err != nil {
 		return store.ChangeResult{}, fault(opChange, err)
 	}

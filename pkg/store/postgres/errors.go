@@ -99,8 +99,10 @@ func fault(op string, err error) error {
 	if e := (*im.Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	switch {
+	switch busy := (*store.BusyConversationError)(nil); {
 	case errors.Is(err, store.ErrUnknownOutcome):
+	case errors.As(err, &busy):
+		return err
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrFenced), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case spoiled(err):

@@ -237,42 +237,52 @@ func connectTo(t testing.TB, dsn string) *pgx.Conn {
 	return c
 }
 
-// A conversation that a stranger holds is refused alone, for a moment, and
-// delays nobody else but once.
+// A conversation that a stranger holds is refused alone, after a wait that is
+// bounded, or at once where the rows ask for it.
 func TestLockedByAStranger(t *testing.T) {
 	dsn := fresh(t, testenv.SharedPostgres(t))
 	s := openAt(t, dsn)
 	defer s.Close()
 	mustAppend(t, s, sendTo("a", "b", 1), sendTo("a", "c", 2))
+	group := store.Change{Conversation: "g_1", Actor: "a", RequestID: "r1", MessageID: 5, Create: &store.CreateGroup{Owner: "a"}}
+	if _, err := s.Change(t.Context(), group); err != nil {
+		t.Fatal(err)
+	}
 	stranger := connectTo(t, dsn)
 	tx, err := stranger.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := protocol.DirectID("a", "b")
-	if _, err := tx.Exec(t.Context(), `SELECT 1 FROM conversation WHERE id = $1 FOR UPDATE`, held); err != nil {
+	held := []string{protocol.DirectID("a", "b"), "g_1"}
+	if _, err := tx.Exec(t.Context(), `SELECT 1 FROM conversation WHERE id = ANY ($1) FOR UPDATE`, held); err != nil {
 		t.Fatal(err)
 	}
 	for n := 10; n < 40; n += 10 {
 		rows := []store.AppendRow{sendTo("a", "b", n), sendTo("a", "c", n+1), sendTo("a", "d", n+2)}
-		rows[1].Run, rows[2].Run = 1, 2
+		rows[0].NoWait, rows[1].Run, rows[2].Run = n > 10, 1, 2
 		began := time.Now()
 		res, err := s.Append(t.Context(), rows)
 		took := time.Since(began)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if res[0].Err == nil || !im.Retryable(res[0].Err) || res[0].Err.RetryAfter == 0 || res[1].Err != nil || res[2].Err != nil {
+		if res[0].Err == nil || res[0].Err.Reason != clientv1.Reason_REASON_BUSY || res[1].Err != nil || res[2].Err != nil {
 			t.Errorf("answers: %+v", res)
 		}
 		if n > 10 && took > s.appends.lock {
-			t.Errorf("batch %d took %v: the lock was waited for again", n, took)
+			t.Errorf("batch %d took %v: it waited for the lock", n, took)
 		}
+	}
+	var busy *store.BusyConversationError
+	if _, err := s.Change(t.Context(), store.Change{Conversation: "g_1", Actor: "a", RequestID: "r2", MessageID: 6, Close: true}); !errors.As(err, &busy) || busy.Conversations[0] != "g_1" {
+		t.Errorf("change: %v", err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r := mustAppend(t, s, sendTo("a", "b", 10))[0]; r.Duplicate || r.Seq != 2 {
+	again := sendTo("a", "b", 10)
+	again.NoWait = true
+	if r := mustAppend(t, s, again)[0]; r.Duplicate || r.Seq != 2 {
 		t.Errorf("after the lock: %+v", r)
 	}
 }
