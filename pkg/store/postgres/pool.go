@@ -67,10 +67,10 @@ func newPool(base *pgxpool.Config, l limits, after func(context.Context, *pgx.Co
 func (l limits) apply(ctx context.Context, conn *pgx.Conn) error {
 	rows, err := conn.Query(ctx, `SELECT set_config(n, v, false) FROM unnest($1::text[], $2::text[]) AS s (n, v)`,
 		[]string{
-			"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit",
+			"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
 			"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit", "plan_cache_mode", "default_transaction_isolation",
 		},
-		[]string{ms(l.statement), ms(l.lock), ms(idleInTransaction), "on", "off", "off", "off", "off", "force_generic_plan", "read committed"})
+		[]string{ms(l.statement), ms(l.lock), ms(idleInTransaction), "off", "off", "off", "off", "force_generic_plan", "read committed"})
 	if err != nil {
 		return err
 	}
