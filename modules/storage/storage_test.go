@@ -14,9 +14,9 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/dedup/memory"
-	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
