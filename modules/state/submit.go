@@ -62,16 +62,18 @@ func (c *core) begin(ctx context.Context, call *call) (runs []*lane.Run) {
 			c.laneOf(run.Conv).do(lane.Submit{Run: run})
 		}
 	}
-	again := make([]*v1.Run, len(call.req.Runs)) // nil = no resend in it
-	some := false
+	var again []*v1.Run // one for each; nil = no resend in it
 	for i, r := range call.req.Runs {
-		if slices.ContainsFunc(r.Sends, func(s *v1.RunSend) bool { return s.Resend }) {
-			again[i], some = r, true
+		if !slices.ContainsFunc(r.Sends, func(s *v1.RunSend) bool { return s.Resend }) {
+			submit(i, r, looked{})
 			continue
 		}
-		submit(i, r, looked{})
+		if again == nil {
+			again = make([]*v1.Run, len(call.req.Runs))
+		}
+		again[i] = r
 	}
-	if !some {
+	if again == nil {
 		return runs
 	}
 	asked := c.repeats.lookUp(ctx, c.store.DataEpoch(), again)
