@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
+	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 )
 
@@ -27,9 +28,11 @@ func specs() []module.Spec {
 	return modules.Specs(modules.Drivers{
 		Control: openControl,
 		Stores: storage.Drivers{
-			Messages: store.Drivers[store.MessageStore]{"sqlite": sqlite.OpenURL},
-			Routes:   store.Drivers[store.RouteStore]{"memory": memory.Open},
-			Dedup:    map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
+			Messages: store.Drivers[store.MessageStore]{
+				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
+			},
+			Routes: store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
 }
