@@ -49,7 +49,7 @@ func (s *Store) Append(ctx context.Context, rows []store.AppendRow) ([]store.App
 // append stores the batch. Tries that stored nothing for a reason that goes away
 // are made again, each reason once.
 func (s *Store) append(ctx context.Context, b *batch) ([]answer, error) {
-	skip := b.separable && s.locked.any(b.ids, time.Now())
+	skip := b.separable && (b.noWait || s.locked.any(b.ids, time.Now()))
 	makes, waited := s.known.news(b), false
 	for {
 		answers, err := s.try(ctx, b, makes, skip)
@@ -128,6 +128,7 @@ type batch struct {
 	// separable says that no run has rows of several conversations, so that one
 	// conversation can be left out.
 	separable bool
+	noWait    bool // a row asks not to wait for its conversation
 
 	ids        []string
 	place      []int // in rows, of each element below
@@ -169,6 +170,7 @@ func newBatch(rows []store.AppendRow) *batch {
 			b.separable = false
 		}
 		runs[r.Run] = r.Conversation
+		b.noWait = b.noWait || r.NoWait
 		order = append(order, i)
 	}
 	sort.SliceStable(order, func(x, y int) bool { return rows[order[x]].Conversation < rows[order[y]].Conversation })
