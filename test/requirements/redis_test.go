@@ -87,6 +87,8 @@ func TestR01WhateverHappensToTheCache(t *testing.T) {
 	if got := n.Metric("imd_state_append_seconds_count") - appends; got > float64(len(sends))/2 {
 		t.Errorf("the store was asked %v times", got)
 	}
+	t.Logf("%v of %v repeats were answered within 1 ms of server time",
+		n.Metric(`imd_dedup_answer_seconds_bucket{le="0.001"}`), n.Metric("imd_dedup_answer_seconds_count"))
 	r.MustDo("FLUSHALL")
 	check("emptied")
 	told(t, n, float64(2*len(sends)))
