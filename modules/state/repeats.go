@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
@@ -95,7 +96,7 @@ func (r *repeats) lookUp(ctx context.Context, epoch string, runs []*v1.Run) look
 		at := places[i]
 		result := "miss"
 		switch {
-		case f.State == dedup.Known && string(f.Answer.BodyHash[:]) == string(runs[at.run].Sends[at.send].BodyHash):
+		case f.State == dedup.Known && (string(f.Answer.BodyHash[:]) == string(runs[at.run].Sends[at.send].BodyHash) || failpoint.Bad(failpoint.CacheIsAuthority)):
 			l.known[at], result = f.Answer, "hit"
 		case f.State == dedup.Known:
 			result = "other_content"

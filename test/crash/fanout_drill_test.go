@@ -25,12 +25,17 @@ type rig struct {
 
 func newRig(t *testing.T, pairs ...string) *rig {
 	t.Helper()
+	return newRigWith(t, nil, pairs...)
+}
+
+// newRigWith is newRig with more variables.
+func newRigWith(t *testing.T, env []string, pairs ...string) *rig {
+	t.Helper()
 	r := &rig{Node: &testenv.Node{Dir: filepath.Join(t.TempDir(), "data")}, t: t, file: filepath.Join(t.TempDir(), "points")}
-	r.rule("")
 	for _, p := range pairs {
 		r.Args = append(r.Args, "--set", p)
 	}
-	r.Env = []string{failpoint.FileVar + "=" + r.file}
+	r.Env = append(env, failpoint.FileVar+"="+r.file)
 	r.Begin(t)
 	return r
 }
