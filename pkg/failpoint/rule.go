@@ -48,11 +48,13 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
+	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
+	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap}
+	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap, CacheIsAuthority, NoAntiEntropy}
 }
 
 // Action is what a rule does.
