@@ -80,7 +80,7 @@ func (s *Server) guard(next connect.ServerFunc) connect.ServerFunc {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
 		default:
-			return im.Errorf(clientv1.Reason_REASON_BUSY, "rpc", "%d calls are being answered already", MaxInFlight)
+			return im.Errorf(clientv1.Reason_REASON_BUSY, "rpc", "%d calls are being answered already", cap(s.slots))
 		}
 		ctx, cancel := s.timeout(ctx, spec)
 		defer cancel()

@@ -16,7 +16,8 @@ import (
 const (
 	// MaxRequest is the largest request in bytes, decompressed.
 	MaxRequest = 1 << 20
-	// MaxInFlight is how many calls one server answers at once; more get busy.
+	// MaxInFlight is how many calls one server answers at once, unless it is made
+	// for another number; more get busy.
 	MaxInFlight = 512
 	// bodyTimeout is how long a body may take to arrive.
 	bodyTimeout = 10 * time.Second
@@ -31,6 +32,9 @@ type Options struct {
 	Metrics *Metrics
 	// Timeout is the longest time of a call; nil = 5 s for all.
 	Timeout func(connect.Spec) time.Duration
+	// InFlight is how many calls are answered at once; 0 = MaxInFlight. Calls that
+	// mostly wait cost little and may be many.
+	InFlight int
 	// Interceptors run inside those of this package: errors they return are
 	// turned into wire errors, panics are caught.
 	Interceptors []connect.ServerInterceptor
@@ -41,7 +45,7 @@ type Options struct {
 type Server struct {
 	opt     Options
 	connect *connect.Server
-	slots   chan struct{} // MaxInFlight calls; a full one is answered busy
+	slots   chan struct{} // one for each call; when they are taken more get busy
 }
 
 // NewServer makes a server without methods; register them with Connect.
@@ -49,7 +53,10 @@ func NewServer(opt Options) *Server {
 	if opt.Timeout == nil {
 		opt.Timeout = func(connect.Spec) time.Duration { return 5 * time.Second }
 	}
-	s := &Server{opt: opt, slots: make(chan struct{}, MaxInFlight)}
+	if opt.InFlight == 0 {
+		opt.InFlight = MaxInFlight
+	}
+	s := &Server{opt: opt, slots: make(chan struct{}, opt.InFlight)}
 	s.connect = connect.NewServer(append([]connect.ServerInterceptor{s.observe, s.guard}, opt.Interceptors...)...)
 	s.connect.SetUnknownHandler(unknownMethod)
 	return s

@@ -102,13 +102,6 @@ func (l *Live) Feed(ev Event) (cause string) {
 	return eff.Reread
 }
 
-// Heard notes a sign of life of etcd without an event.
-func (l *Live) Heard() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.heard = time.Now()
-}
-
 // State is the core as it is now.
 func (l *Live) State() State {
 	s, _ := l.Watch()
