@@ -51,7 +51,7 @@ func NewServer(source func() (Source, bool), log *zap.Logger) *Server {
 // Mount adds the service to a listener; mount takes patterns of http.ServeMux.
 func (s *Server) Mount(mount func(pattern string, h http.Handler), reg prometheus.Registerer) {
 	srv := rpc.NewServer(rpc.Options{
-		Log: s.log, Metrics: rpc.NewMetrics(reg), InFlight: MaxCalls,
+		Log: s.log, Metrics: rpc.NewMetrics(reg), MaxInFlight: MaxCalls,
 		Timeout: func(connect.Spec) time.Duration { return MaxWait + 2*time.Second },
 	})
 	internalv1connect.RegisterRelayServiceHandler(srv.Connect(), s)

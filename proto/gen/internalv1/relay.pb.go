@@ -270,7 +270,7 @@ var File_imd_internal_v1_relay_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_relay_proto_rawDesc = "" +
 	"\n" +
-	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\"v\n" +
+	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\"v\n" +
 	"\x0eChangesRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x03R\x05since\x12!\n" +
 	"\fetcd_cluster\x18\x02 \x01(\x04R\vetcdCluster\x12\x17\n" +
@@ -288,9 +288,9 @@ const file_imd_internal_v1_relay_proto_rawDesc = "" +
 	"\x05lease\x18\x04 \x01(\x03R\x05lease\x12\x18\n" +
 	"\acreated\x18\x05 \x01(\x03R\acreated\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\x03R\aversion\x12\x12\n" +
-	"\x04gone\x18\a \x01(\bR\x04gone2a\n" +
-	"\fRelayService\x12Q\n" +
-	"\aChanges\x12\x1f.imd.internal.v1.ChangesRequest\x1a .imd.internal.v1.ChangesResponse\"\x03\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x04gone\x18\a \x01(\bR\x04gone2k\n" +
+	"\fRelayService\x12[\n" +
+	"\aChanges\x12\x1f.imd.internal.v1.ChangesRequest\x1a .imd.internal.v1.ChangesResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_relay_proto_rawDescOnce sync.Once
@@ -326,6 +326,7 @@ func file_imd_internal_v1_relay_proto_init() {
 	if File_imd_internal_v1_relay_proto != nil {
 		return
 	}
+	file_imd_internal_v1_call_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
