@@ -174,7 +174,9 @@ func New(client *clientv3.Client, o Options) *Driver {
 
 // listed takes in a new copy of the registry.
 func (d *Driver) listed(r replica, direct bool) {
-	d.latest.Store(&r)
+	if old := d.latest.Swap(&r); old != nil && (old.cluster != r.cluster || r.rev < old.rev) {
+		d.registrar.doubt() // etcd was restored, and may hold what we said long ago
+	}
 	d.discoverer.listed(r.nodes(), r.rev, r.cluster)
 	if direct {
 		d.feed.offer(r)
