@@ -50,6 +50,7 @@ type process struct {
 type options struct {
 	id       string
 	urls     []string
+	cluster  string // "" = c
 	relayed  bool
 	unlisted bool // it only follows
 	change   func(*etcd.Options)
@@ -59,7 +60,10 @@ type options struct {
 func launch(o options) (*process, error) {
 	p := &process{handle: &control.Handle{}, done: make(chan struct{})}
 	health := etcd.NewHealth()
-	opts := etcd.Options{Cluster: "c", Node: im.NodeID(o.id), Publish: p.handle.SetView, Log: zap.NewNop(), Health: health}
+	if o.cluster == "" {
+		o.cluster = "c"
+	}
+	opts := etcd.Options{Cluster: o.cluster, Node: im.NodeID(o.id), Publish: p.handle.SetView, Log: zap.NewNop(), Health: health, PublishLeaders: p.handle.SetLeaders}
 	if o.relayed {
 		opts.Upstream = relay.NewClient(im.NodeID(o.id), p.handle.View, func() string { return p.Secret() })
 	}
@@ -193,7 +197,7 @@ func eventuallyRelays(h *control.Handle) {
 }
 
 // spawn starts a child and hands its lines on.
-func spawn(t *testing.T, j job) (*exec.Cmd, <-chan string) {
+func spawn(t testing.TB, j job) (*exec.Cmd, <-chan string) {
 	t.Helper()
 	text, err := json.Marshal(j)
 	if err != nil {
