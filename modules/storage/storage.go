@@ -84,8 +84,9 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
-	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.dsn: %w", err)
+	dsn, key := s.cfg.messages(s.deps.DataDir)
+	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	if err := s.checkClock(ctx); err != nil {
 		return err
@@ -101,7 +102,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}

@@ -30,11 +30,12 @@ const (
 	AfterCommit  Point = "store.after_commit"      // durable, and the caller does not know it
 	BeforeEffect Point = "scheduler.before_effect" // the leader is about to prove its token
 	BeforeWrite  Point = "gateway.before_write"    // a message is about to go into a client's socket
+	BeforeSwap   Point = "config.before_swap"      // settings were judged good and are about to be in force
 )
 
 // Points lists all points.
 func Points() []Point {
-	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite}
+	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite, BeforeSwap}
 }
 
 // Defect is a mistake that a drill must notice.

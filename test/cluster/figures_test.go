@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/testenv"
 )
@@ -91,7 +90,7 @@ func BenchmarkNodesAtRest(b *testing.B) {
 	var all []*process
 	for i := range count {
 		id := fmt.Sprintf("n%02d", i)
-		p := start(b, options{id: id, urls: c.URLs(), change: func(o *etcd.Options) { o.Settings = live(id) }})
+		p := start(b, options{id: id, urls: c.URLs()})
 		if _, err := p.Lease(b.Context(), anyNumber); err != nil {
 			b.Fatal(err)
 		}

@@ -9,11 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/control/etcd"
-	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
@@ -43,7 +40,7 @@ func TestHundredNodesRegisterAtOnce(t *testing.T) {
 			for i := range nodes {
 				wg.Go(func() {
 					id := fmt.Sprintf("n%02d", i)
-					p, err := launch(options{id: id, urls: c.URLs(), change: func(o *etcd.Options) { o.StartJitter, o.Settings = jitter, live(id) }})
+					p, err := launch(options{id: id, urls: c.URLs(), change: func(o *etcd.Options) { o.StartJitter = jitter }})
 					if err == nil {
 						all[i] = p
 						err = insist(ctx, &refused, p, id)
@@ -100,18 +97,6 @@ func insist(ctx context.Context, refused *atomic.Int32, p *process, id string) e
 		}
 	}
 	return nil
-}
-
-// count is the one setting that there is.
-var count = settings.Int("count.n", 3, 0, 1000, "A count.")
-
-// live follows the settings.
-func live(node string) *settings.Live {
-	reg, err := settings.NewRegistry(nil, settings.Schema{Keys: []settings.Declared{count}})
-	if err != nil {
-		panic(err) // it is declared as it should be
-	}
-	return settings.NewLive(reg, settings.Identity{Node: node}, zap.NewNop())
 }
 
 // probe writes a key of its own every 20 ms and tells how long that took, until

@@ -22,6 +22,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // childEnv makes the test binary run as a process of followers.
@@ -39,10 +40,23 @@ func TestMain(m *testing.M) {
 type process struct {
 	*etcd.Driver
 	handle *control.Handle
+	live   *settings.Live
 	node   control.Node
 	ops    *httptest.Server
 	cancel context.CancelFunc
 	done   chan struct{}
+}
+
+// count is the one setting that there is.
+var count = settings.Int("count.n", 3, 0, 1000, "A count.")
+
+// live follows the settings.
+func live(node string) *settings.Live {
+	reg, err := settings.NewRegistry([]string{"gateway"}, settings.Schema{Keys: []settings.Declared{count}})
+	if err != nil {
+		panic(err) // it is declared as it should be
+	}
+	return settings.NewLive(reg, settings.Identity{Node: node}, zap.NewNop())
 }
 
 // options are those of a node, with the usual periods unless change says
@@ -58,12 +72,15 @@ type options struct {
 
 // launch starts a node and registers it.
 func launch(o options) (*process, error) {
-	p := &process{handle: &control.Handle{}, done: make(chan struct{})}
+	p := &process{handle: &control.Handle{}, live: live(o.id), done: make(chan struct{})}
 	health := etcd.NewHealth()
 	if o.cluster == "" {
 		o.cluster = "c"
 	}
-	opts := etcd.Options{Cluster: o.cluster, Node: im.NodeID(o.id), Publish: p.handle.SetView, Log: zap.NewNop(), Health: health, PublishLeaders: p.handle.SetLeaders}
+	opts := etcd.Options{
+		Cluster: o.cluster, Node: im.NodeID(o.id), Publish: p.handle.SetView, PublishLeaders: p.handle.SetLeaders,
+		Settings: p.live, Log: zap.NewNop(), Health: health,
+	}
 	if o.relayed {
 		opts.Upstream = relay.NewClient(im.NodeID(o.id), p.handle.View, func() string { return p.Secret() })
 	}
@@ -124,8 +141,8 @@ type job struct {
 	Quick       bool // short leases
 }
 
-// child runs a node that watches etcd and followers that get the registry from
-// such nodes, until its standard input ends. It prints "ready", and then a line
+// child runs followers, and a node of its own unless they get the registry from
+// nodes elsewhere, until its standard input ends. It prints "ready", and then a line
 // for each weight of the node "probe": when the last follower had seen it.
 func child(text string) int {
 	var j job
@@ -137,12 +154,13 @@ func child(text string) int {
 	if j.Quick {
 		o.change = quick
 	}
-	own, err := launch(o)
-	if err != nil {
-		return fail(err)
+	if j.Direct || j.Subscribers == 0 {
+		own, err := launch(o)
+		if err != nil {
+			return fail(err)
+		}
+		defer own.stop()
 	}
-	defer own.stop()
-	eventuallyRelays(own.handle)
 	seen := make(chan int, 1000) // a weight that a follower has seen
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
@@ -181,19 +199,6 @@ func child(text string) int {
 	for s := bufio.NewScanner(os.Stdin); s.Scan(); {
 	}
 	return 0
-}
-
-// eventuallyRelays waits until the view names nodes that hand the registry on.
-func eventuallyRelays(h *control.Handle) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	for v := h.View(); ctx.Err() == nil; v = h.Next(ctx, v.Serial) {
-		for _, n := range v.Nodes {
-			if n.Relay && n.Ops != "" {
-				return
-			}
-		}
-	}
 }
 
 // spawn starts a child and hands its lines on.

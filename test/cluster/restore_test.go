@@ -7,9 +7,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/control"
-	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/im"
-	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
@@ -23,12 +21,10 @@ func TestRestoredEtcd(t *testing.T) {
 	journals := make([]journal, 4)
 	var nodes []*process
 	var ids []im.NodeID
-	var lives []*settings.Live
 	join := func() {
 		i := len(nodes)
 		ids = append(ids, im.NodeID(fmt.Sprintf("n%d", i)))
-		lives = append(lives, live(string(ids[i])))
-		nodes = append(nodes, start(t, options{id: string(ids[i]), urls: c.URLs(), change: kept(&journals[i], func(o *etcd.Options) { quick(o); o.Settings = lives[i] })}))
+		nodes = append(nodes, start(t, options{id: string(ids[i]), urls: c.URLs(), change: kept(&journals[i], quick)}))
 	}
 	for range 3 {
 		join()
@@ -49,12 +45,12 @@ func TestRestoredEtcd(t *testing.T) {
 		defer func() {
 			if t.Failed() {
 				for i, p := range nodes {
-					t.Logf("%s: %+v; leaders %+v; count.n %d; %+v", ids[i], p.handle.View(), p.handle.Leaders(), count.In(lives[i].Current()), p.Stats())
+					t.Logf("%s: %+v; leaders %+v; count.n %d; %+v", ids[i], p.handle.View(), p.handle.Leaders(), count.In(p.live.Current()), p.Stats())
 				}
 			}
 		}()
 		eventually(t, "all see all as they are "+when, limit, func() bool {
-			if slices.ContainsFunc(lives, func(l *settings.Live) bool { return count.In(l.Current()) != value }) {
+			if slices.ContainsFunc(nodes, func(p *process) bool { return count.In(p.live.Current()) != value }) {
 				return false
 			}
 			return !slices.ContainsFunc(nodes, func(p *process) bool {

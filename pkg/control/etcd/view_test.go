@@ -65,15 +65,19 @@ func (f *fakeEtcd) RequestProgress(context.Context) error {
 }
 
 func kv(id string, rev int64) *mvccpb.KeyValue {
-	return &mvccpb.KeyValue{Key: []byte("/n/" + id), Value: fmt.Appendf(nil, `{"id":%q}`, id), ModRevision: rev}
+	return &mvccpb.KeyValue{Key: []byte("/nodes/" + id), Value: fmt.Appendf(nil, `{"id":%q}`, id), ModRevision: rev}
 }
 
 // following runs a follower on f in a bubble of its own time.
 func following(t *testing.T, f *fakeEtcd, test func(f *fakeEtcd, h *control.Handle, stats func() control.Stats)) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &control.Handle{}
-		fo := newFollower(f, "/n/", defaults, zap.NewNop())
-		fo.listed = func(r replica, _ bool) { h.SetView(&control.View{Nodes: r.nodes(), Revision: r.rev}) }
+		fo := newFollower(f, "/", control.AreaNodes, defaults, &pulse{etcd: f, every: defaults.progress}, zap.NewNop())
+		fo.read = readNode
+		fo.took = func(u update) error {
+			h.SetView(&control.View{Nodes: u.next.nodes(), Revision: u.next.rev})
+			return nil
+		}
 		fo.away = func() { h.SetView(&control.View{Nodes: fo.cur.nodes(), Revision: fo.cur.rev, Stale: true}) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -99,7 +103,7 @@ func TestViewFollows(t *testing.T) {
 			f.watch <- clientv3.WatchResponse{Header: &etcdserverpb.ResponseHeader{Revision: 14, ClusterId: 1}, Events: []*clientv3.Event{
 				{Type: clientv3.EventTypePut, Kv: kv("old", 9)}, // the copy has it, or what replaced it
 				{Type: clientv3.EventTypePut, Kv: kv("c", 12)},
-				{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte("/n/b"), ModRevision: 12}},
+				{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte("/nodes/b"), ModRevision: 12}},
 			}}
 			synctest.Wait()
 			v := h.View()
