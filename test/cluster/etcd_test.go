@@ -39,6 +39,7 @@ func quick(o *etcd.Options) {
 // A member dies, one stalls, all are away: nobody is evicted, the endpoints are
 // marked and healed, and afterwards all is as before.
 func TestMembersFail(t *testing.T) {
+	t.Parallel()
 	c := testenv.StartEtcd(t, 3)
 	all, at := c.Members, c.URLs()
 	out, err := exec.Command(testenv.Binary(t), "doctor", "--set", "controlplane.endpoints="+strings.Join(at, ",")).CombinedOutput()
@@ -217,6 +218,7 @@ func wave(t testing.TB, probe *process, lines []<-chan string, weight int) time.
 // Fifty nodes that start at once are soon all registered, and at rest they cost
 // etcd less than a request a second each.
 func TestFiftyNodesAtRest(t *testing.T) {
+	t.Parallel()
 	const nodes = 50
 	m := testenv.StartEtcd(t, 1).Members[0]
 	began := time.Now()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -32,6 +33,8 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(childEnv); text != "" {
 		os.Exit(child(text))
 	}
+	flag.Parse()
+	_ = flag.Set("test.parallel", "4") // most of them wait most of the time; the flag is there and takes numbers
 	os.Exit(m.Run())
 }
 

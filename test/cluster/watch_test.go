@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -178,5 +179,25 @@ func TestPrefixNeighbours(t *testing.T) {
 	}
 	if n := way.handle.View().Nodes; len(n) != 1 {
 		t.Errorf("the neighbour's records went too: %v", n)
+	}
+}
+
+// In an etcd that nobody writes to, a watch stays alive that began with the
+// newest revision.
+func TestQuietEtcd(t *testing.T) {
+	t.Parallel()
+	c := testenv.StartEtcd(t, 1)
+	p := start(t, options{id: "p", urls: c.URLs(), unlisted: true, change: quick})
+	m := c.Members[0]
+	heard := p.Stats().Heard
+	eventually(t, "the watch is alive", 5*time.Second, func() bool { return p.Stats().Heard.After(heard) })
+	m.Signal(syscall.SIGSTOP)
+	eventually(t, "the view is stale", 10*time.Second, func() bool { return p.handle.View().Stale })
+	m.Signal(syscall.SIGCONT)
+	eventually(t, "it is fresh", 10*time.Second, func() bool { return !p.handle.View().Stale })
+	before, rev := p.Stats().Resyncs[control.ResyncStale], c.Revision()
+	time.Sleep(6 * time.Second) // three times the silence that counts as death
+	if after := p.Stats().Resyncs[control.ResyncStale]; after > before+1 {
+		t.Errorf("all was read again %d times while revision %d became %d", after-before, rev, c.Revision())
 	}
 }
