@@ -6,27 +6,9 @@ import (
 	"testing"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/control/controltest"
 	"github.com/imdhq/imd/pkg/store"
 )
-
-// tokens is the fence of one election, whose effects nobody judges here.
-type tokens struct {
-	mu   sync.Mutex
-	last int64
-}
-
-// ClaimFence is store.Fences'.
-func (f *tokens) ClaimFence(_ context.Context, c store.FenceClaim) (store.Fence, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.last++
-	return store.Fence{Name: c.Name, Token: f.last, Holder: c.Holder}, nil
-}
-
-// Fence is store.Fences'.
-func (f *tokens) Fence(context.Context, string) (store.Fence, error) {
-	return store.Fence{}, store.ErrNotFound
-}
 
 // busy makes a node hold a worker number, a lock, and the place in an election
 // of that name, until the end of the test.
@@ -35,7 +17,7 @@ func busy(t testing.TB, p *process, name string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	fences := &tokens{}
+	fences := controltest.NewFences()
 	wg.Go(func() {
 		_ = p.Campaign(ctx, control.Candidacy{ // it has no error but for a wrong name
 			Name:   name,

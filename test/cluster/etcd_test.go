@@ -246,8 +246,11 @@ func TestFiftyNodesAtRest(t *testing.T) {
 	})
 	t.Logf("%d nodes that started at once see each other after %v", nodes, time.Since(began))
 	time.Sleep(5 * time.Second) // the start is over
-	before := m.Requests()
+	before, puts := m.Requests(), m.Metric("etcd_debugging_mvcc_put_total")
 	time.Sleep(10 * time.Second)
+	if n := m.Metric("etcd_debugging_mvcc_put_total") - puts; n > nodes {
+		t.Errorf("%v writes in 10 s of %d nodes at rest", n, nodes)
+	}
 	rate := (m.Requests() - before) / 10 / nodes
 	t.Logf("at rest: %.2f requests/s of each of %d nodes", rate, nodes)
 	if rate >= 1 {
