@@ -48,7 +48,10 @@ func TestMembersFail(t *testing.T) {
 	}
 	var nodes []*process
 	for i := range 4 {
-		nodes = append(nodes, start(t, options{id: fmt.Sprintf("n%d", i), urls: at, change: quick}))
+		nodes = append(nodes, start(t, options{id: fmt.Sprintf("n%d", i), urls: at, change: func(o *etcd.Options) {
+			quick(o)
+			o.TTL = 6 * time.Second // a lease that ends because this machine is busy is another matter
+		}}))
 	}
 	whole := func() bool {
 		return !slices.ContainsFunc(nodes, func(p *process) bool {

@@ -207,6 +207,7 @@ func created(t *testing.T, c *clientv3.Client) map[string]int64 {
 // etcd dies, and comes back with nothing: the node is listed again within ten
 // seconds, the time without a registration shows, and people talk all along.
 func TestEtcdLosesEverything(t *testing.T) {
+	t.Parallel()
 	m := testenv.StartEtcd(t, 1).Members[0]
 	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	before := created(t, admin(t, m))
@@ -230,6 +231,7 @@ func TestEtcdLosesEverything(t *testing.T) {
 // etcd is full and refuses writes: people talk, an alarm shows, nodes stay
 // registered; when there is room again all is as before by itself.
 func TestEtcdIsFull(t *testing.T) {
+	t.Parallel()
 	m := testenv.StartEtcd(t, 1).Members[0]
 	m.Kill()
 	m.Args = append(m.Args, "--quota", "8")
