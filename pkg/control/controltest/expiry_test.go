@@ -19,10 +19,9 @@ import (
 
 // The credentials of etcd expire between any two calls: stand-bys log in again,
 // stay in the race, and follow a leader that dies.
-func TestCredentialsExpire(t *testing.T) {
-	t.Parallel()
+func TestCredentialsExpire(t *testing.T) { // not in parallel: it measures a time
 	addr := address()
-	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop(), embedded.Listen(addr), embedded.Tokens(time.Second))
+	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop(), embedded.Listen(addr), embedded.Tokens(time.Second, 4))
 	if err != nil {
 		t.Fatal(err)
 	}

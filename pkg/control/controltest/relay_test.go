@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,14 +33,22 @@ type link struct {
 func join(t *testing.T, addr, cluster, id string, relayed bool) *link {
 	t.Helper()
 	l := &link{handle: &control.Handle{}}
+	var running atomic.Pointer[etcd.Driver] // it asks for the secret before followAs returns
+	secret := func() string {
+		if d := running.Load(); d != nil {
+			return d.Secret()
+		}
+		return ""
+	}
 	l.follower = followAs(t, addr, cluster, id, l.handle, func(o *etcd.Options) {
 		o.PublishLeaders, o.Patience, o.Detour = l.handle.SetLeaders, time.Second, 2*time.Second
 		if relayed {
-			c := relay.NewClient(im.NodeID(id), l.handle.View, func() string { return l.Secret() })
+			c := relay.NewClient(im.NodeID(id), l.handle.View, secret)
 			t.Cleanup(c.Close)
 			o.Upstream = c
 		}
 	})
+	running.Store(l.Driver)
 	l.node = control.Node{ID: im.NodeID(id), BootID: id, Roles: []string{"gateway"}, State: control.Serving, Weight: 1, Relay: !relayed}
 	l.listen(t)
 	if err := l.Announce(t.Context(), l.node); err != nil {

@@ -261,7 +261,7 @@ func (c *candidate) do(ctx context.Context, act electionAction) electionEvent {
 	case actLook:
 		ev, err = c.look(ctx)
 	case actForce:
-		ev = c.force(ctx, act)
+		ev, err = c.force(ctx, act)
 	}
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
@@ -386,15 +386,15 @@ func (c *candidate) renew(ctx context.Context, act electionAction) (electionEven
 	return electionEvent{kind: evRenewed, sent: sent, ttl: ttl}, err
 }
 
-// force ends the lease of a leader whose process is gone.
-func (c *candidate) force(ctx context.Context, act electionAction) electionEvent {
+// force ends the lease of a leader whose process is gone. An error leaves open
+// whether it did; doing it again does no harm.
+func (c *candidate) force(ctx context.Context, act electionAction) (electionEvent, error) {
 	_, err := c.elector.client.Revoke(ctx, clientv3.LeaseID(act.lease))
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		c.log.Debug("the lease of a dead leader could not be revoked and will expire", zap.Error(err))
-		return electionEvent{kind: evForced}
+		return electionEvent{}, fmt.Errorf("revoke the lease of a dead leader: %w", err)
 	}
 	c.log.Info("the leader's process is gone; taking over")
-	return electionEvent{kind: evForced, ours: err == nil}
+	return electionEvent{kind: evForced, ours: err == nil}, nil
 }
 
 // resign deletes the key, if it is ours, and ends the lease.
