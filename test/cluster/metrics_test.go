@@ -33,11 +33,11 @@ func families(page string) map[string]bool {
 // The metrics that tell how the control plane fares are there on a running node
 // with a cluster, and on a member of `imd etcd`; alert rules name no others.
 func TestMetricsAreThere(t *testing.T) {
-	m := members(t, 1)[0]
-	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.url, "--set", "controlplane.cluster=c")
+	m := testenv.StartEtcd(t, 1).Members[0]
+	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	var node, member map[string]bool
 	eventually(t, "the node knows its endpoints", testenv.ReadyIn, func() bool {
-		node, member = families(get(n.OpsURL()+"/metrics")), families(get(m.url+"/metrics"))
+		node, member = families(get(n.OpsURL()+"/metrics")), families(get(m.URL+"/metrics"))
 		return node["imd_etcd_member_revision"]
 	})
 	want := func(of string, have map[string]bool, names ...string) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -32,6 +33,8 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(childEnv); text != "" {
 		os.Exit(child(text))
 	}
+	flag.Parse()
+	_ = flag.Set("test.parallel", "4") // most of them wait most of the time; the flag is there and takes numbers
 	os.Exit(m.Run())
 }
 
@@ -40,10 +43,23 @@ func TestMain(m *testing.M) {
 type process struct {
 	*etcd.Driver
 	handle *control.Handle
+	live   *settings.Live
 	node   control.Node
 	ops    *httptest.Server
 	cancel context.CancelFunc
 	done   chan struct{}
+}
+
+// count is the one setting that there is.
+var count = settings.Int("count.n", 3, 0, 1000, "A count.")
+
+// live follows the settings.
+func live(node string) *settings.Live {
+	reg, err := settings.NewRegistry([]string{"gateway"}, settings.Schema{Keys: []settings.Declared{count}})
+	if err != nil {
+		panic(err) // it is declared as it should be
+	}
+	return settings.NewLive(reg, settings.Identity{Node: node}, zap.NewNop())
 }
 
 // options are those of a node, with the usual periods unless change says
@@ -51,6 +67,7 @@ type process struct {
 type options struct {
 	id       string
 	urls     []string
+	cluster  string // "" = c
 	relayed  bool
 	unlisted bool // it only follows
 	change   func(*etcd.Options)
@@ -58,15 +75,14 @@ type options struct {
 
 // launch starts a node and registers it.
 func launch(o options) (*process, error) {
-	p := &process{handle: &control.Handle{}, done: make(chan struct{})}
+	p := &process{handle: &control.Handle{}, live: live(o.id), done: make(chan struct{})}
 	health := etcd.NewHealth()
-	reg, err := settings.NewRegistry([]string{"gateway"})
-	if err != nil {
-		return nil, err
+	if o.cluster == "" {
+		o.cluster = "c"
 	}
 	opts := etcd.Options{
-		Cluster: "c", Node: im.NodeID(o.id), Publish: p.handle.SetView, PublishLeaders: p.handle.SetLeaders,
-		Settings: settings.NewLive(reg, settings.Identity{Node: o.id}, zap.NewNop()), Log: zap.NewNop(), Health: health,
+		Cluster: o.cluster, Node: im.NodeID(o.id), Publish: p.handle.SetView, PublishLeaders: p.handle.SetLeaders,
+		Settings: p.live, Log: zap.NewNop(), Health: health,
 	}
 	if o.relayed {
 		opts.Upstream = relay.NewClient(im.NodeID(o.id), p.handle.View, func() string { return p.Secret() })
@@ -189,7 +205,7 @@ func child(text string) int {
 }
 
 // spawn starts a child and hands its lines on.
-func spawn(t *testing.T, j job) (*exec.Cmd, <-chan string) {
+func spawn(t testing.TB, j job) (*exec.Cmd, <-chan string) {
 	t.Helper()
 	text, err := json.Marshal(j)
 	if err != nil {

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -25,9 +24,9 @@ import (
 )
 
 // admin is a client of a member that does what no node does.
-func admin(t *testing.T, m *member) *clientv3.Client {
+func admin(t *testing.T, m *testenv.EtcdMember) *clientv3.Client {
 	t.Helper()
-	c, err := etcd.Dial(etcd.Endpoints{URLs: []string{m.url}}, zap.NewNop())
+	c, err := etcd.Dial(etcd.Endpoints{URLs: []string{m.URL}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,9 +104,9 @@ func value(n *testenv.Node, name string) float64 {
 // moment, and one leader follows another.
 func TestAllLeasesEndAtOnce(t *testing.T) {
 	const light, again = 29, 3
-	m := members(t, 1)[0]
+	m := testenv.StartEtcd(t, 1).Members[0]
 	c := admin(t, m)
-	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.url, "--set", "controlplane.cluster=c")
+	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	fences := controltest.NewFences()
 	var leading atomic.Int32
 	var terms atomic.Int64
@@ -115,7 +114,7 @@ func TestAllLeasesEndAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range all {
 		wg.Go(func() {
-			p, err := launch(options{id: fmt.Sprintf("n%02d", i), urls: []string{m.url}})
+			p, err := launch(options{id: fmt.Sprintf("n%02d", i), urls: []string{m.URL}})
 			if err != nil {
 				t.Error(err)
 				return
@@ -208,24 +207,19 @@ func created(t *testing.T, c *clientv3.Client) map[string]int64 {
 // etcd dies, and comes back with nothing: the node is listed again within ten
 // seconds, the time without a registration shows, and people talk all along.
 func TestEtcdLosesEverything(t *testing.T) {
-	m := members(t, 1)[0]
-	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.url, "--set", "controlplane.cluster=c")
+	t.Parallel()
+	m := testenv.StartEtcd(t, 1).Members[0]
+	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	before := created(t, admin(t, m))
 	chat := begin(t, n)
-	m.kill()
+	m.Kill()
 	eventually(t, "the node is known not to be registered", 30*time.Second, func() bool { return value(n, "imd_etcd_registered") == 0 })
 	if rounds(0) > 0 {
 		time.Sleep(5 * time.Minute) // the longest outage that is required
 	}
-	for i, a := range m.args {
-		if a == "--data-dir" {
-			if err := os.RemoveAll(m.args[i+1]); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	m.start()
-	m.await(20 * time.Second)
+	m.Clear()
+	m.Start()
+	m.Await(testenv.ReadyIn)
 	began := time.Now()
 	c := admin(t, m)
 	eventually(t, "the node is listed again", 10*time.Second, func() bool { return len(created(t, c)) == len(before) })
@@ -237,12 +231,13 @@ func TestEtcdLosesEverything(t *testing.T) {
 // etcd is full and refuses writes: people talk, an alarm shows, nodes stay
 // registered; when there is room again all is as before by itself.
 func TestEtcdIsFull(t *testing.T) {
-	m := members(t, 1)[0]
-	m.kill()
-	m.args = append(m.args, "--quota", "8")
-	m.start()
-	m.await(20 * time.Second)
-	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.url, "--set", "controlplane.cluster=c")
+	t.Parallel()
+	m := testenv.StartEtcd(t, 1).Members[0]
+	m.Kill()
+	m.Args = append(m.Args, "--quota", "8")
+	m.Start()
+	m.Await(testenv.ReadyIn)
+	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	chat := begin(t, n)
 	c := admin(t, m)
 	full := false
@@ -269,7 +264,7 @@ func TestEtcdIsFull(t *testing.T) {
 	if _, err := c.Compact(brief(t), resp.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Defragment(brief(t), m.url); err != nil {
+	if _, err := c.Defragment(brief(t), m.URL); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.AlarmDisarm(brief(t), &clientv3.AlarmMember{}); err != nil {
@@ -285,10 +280,10 @@ func TestEtcdIsFull(t *testing.T) {
 // A node's record is deleted, overwritten, and moved to a foreign lease from
 // outside: it is right again within five seconds, and the node is used all along.
 func TestOwnRecordIsRestored(t *testing.T) {
-	m := members(t, 1)[0]
+	m := testenv.StartEtcd(t, 1).Members[0]
 	c := admin(t, m)
-	watcher := start(t, options{id: "watcher", urls: []string{m.url}})
-	victim := start(t, options{id: "victim", urls: []string{m.url}})
+	watcher := start(t, options{id: "watcher", urls: []string{m.URL}})
+	victim := start(t, options{id: "victim", urls: []string{m.URL}})
 	const key = "/imd/c/nodes/victim"
 	eventually(t, "the victim is used", 5*time.Second, func() bool { return usable(watcher, "victim") })
 	right := func() *clientv3.GetResponse {

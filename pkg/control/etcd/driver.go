@@ -200,7 +200,9 @@ func (d *Driver) follow(area control.Area, window time.Duration, took func(updat
 
 // listed takes in a new copy of the nodes.
 func (d *Driver) listed(u update) error {
-	d.latest.Store(&u.next)
+	if old := d.latest.Swap(&u.next); old != nil && old.history != u.next.history {
+		d.registrar.doubt() // etcd was restored, and may hold what we said long ago
+	}
 	d.discoverer.listed(u.next.nodes(), u.next.rev, u.next.cluster)
 	d.obey(u.next)
 	return nil

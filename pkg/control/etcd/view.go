@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -217,11 +218,13 @@ func (f *follower) get(ctx context.Context, opts ...clientv3.OpOption) (*clientv
 }
 
 // follow applies changes from the copy's revision on until something calls for
-// reading everything again.
+// reading everything again. It watches from the revision that the copy has and
+// not from the next one: etcd gives no sign of life to a watch whose first
+// revision is yet to come, nor to any other watch of its stream.
 func (f *follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev+1),
+	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
 	defer f.pulse.join()()
 	silence := time.NewTimer(f.timing.stale)
@@ -264,12 +267,13 @@ func (f *follower) hear(resp clientv3.WatchResponse) error {
 		return &resyncError{cause: control.ResyncRestored}
 	}
 	f.saw(resp.Header.Revision)
+	events := slices.DeleteFunc(resp.Events, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision <= f.cur.rev })
 	switch {
-	case len(resp.Events) > 0:
-		for _, ev := range resp.Events {
+	case len(events) > 0:
+		for _, ev := range events {
 			f.noticed(ev)
 		}
-		return f.set(update{next: f.cur.apply(resp.Events), events: resp.Events})
+		return f.set(update{next: f.cur.apply(events), events: events})
 	case resp.IsProgressNotify():
 		return f.set(update{next: f.cur.reached(resp.Header.Revision)})
 	}
