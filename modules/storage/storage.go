@@ -84,7 +84,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
-	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
+	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, Place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
 		return fmt.Errorf("storage.dsn: %w", err)
 	}
 	if err := s.checkClock(ctx); err != nil {
@@ -186,9 +186,9 @@ func reason(err error) string {
 	return "the message store does not take writes"
 }
 
-// place completes the data source name of a file: the default name, and
+// Place completes the data source name of a file: the default name, and
 // relative paths, are below the data folder. Others stay as they are.
-func place(dsn, dataDir string) string {
+func Place(dsn, dataDir string) string {
 	u, err := url.Parse(dsn)
 	if err != nil || u.Scheme != "sqlite" || u.Host != "" || filepath.IsAbs(u.Path) {
 		return dsn

@@ -37,7 +37,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	side, remembered, err := openSide(o.Path) // first: only who holds the lock may touch the database
+	side, remembered, copied, err := openSide(o.Path) // first: only who holds the lock may touch the database
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
 	}
-	if err := w.identify(ctx, o, remembered); err != nil {
+	if err := w.identify(ctx, o, remembered, copied); err != nil {
 		return nil, err
 	}
 	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
@@ -165,8 +165,8 @@ const (
 )
 
 // identify reads who the database is, decides on its data_epoch, and writes once,
-// which proves that writing works.
-func (w *writer) identify(ctx context.Context, o Options, remembered *mark) error {
+// which proves that writing works. remembered and copied are those of openSide.
+func (w *writer) identify(ctx context.Context, o Options, remembered *mark, copied bool) error {
 	var m mark
 	var clean bool
 	err := w.row(sqlStore, nil, &m.epoch, &m.commits, &w.newest, &clean)
@@ -183,7 +183,11 @@ func (w *writer) identify(ctx context.Context, o Options, remembered *mark) erro
 			return err
 		}
 	}
-	if why := judge(m, remembered); why != "" {
+	why := judge(m, remembered)
+	if why == "" && copied {
+		why = "the whole folder is a copy"
+	}
+	if why != "" {
 		was := m.epoch
 		m.epoch = newEpoch()
 		o.Log.Warn("the store has a new data_epoch, clients will read everything anew",
@@ -194,13 +198,7 @@ func (w *writer) identify(ctx context.Context, o Options, remembered *mark) erro
 		return err
 	}
 	w.epoch, w.commits = m.epoch, m.commits
-	if err := w.side.f.Truncate(0); err != nil {
-		return fileFault(o.Path+sideSuffix, err)
-	}
-	if err := w.side.write(m); err != nil {
-		return fileFault(o.Path+sideSuffix, err)
-	}
-	return fileFault(o.Path+sideSuffix, w.side.f.Sync()) // once, so that a power cut finds a mark
+	return fileFault(o.Path+sideSuffix, w.side.begin(m))
 }
 
 // check looks through a database that was not closed in order, if that can be
