@@ -43,7 +43,7 @@ var printsData = map[string][]string{
 	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
 	"imd verify": {"no-such-history"},
 	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},
-	"imd drill":  {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
+	"imd drill": {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
 }
 
 // printsNone are the commands that print no data.

@@ -101,7 +101,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnfinished} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}

@@ -96,10 +96,7 @@ func (h *heights) read(ctx context.Context, path string) (err error) {
 		return err
 	}
 	return c.each(ctx, `SELECT name, token, holder, cluster, revision, claimed_ms FROM fence`, nil, func(scan func(...any) error) error {
-		var f store.Fence
-		var ms int64
-		err := scan(&f.Name, &f.Token, &f.Holder, &f.Cluster, &f.Revision, &ms)
-		f.Claimed = moment(ms)
+		f, err := scanFence(scan)
 		h.fences = append(h.fences, f)
 		return err
 	})

@@ -32,7 +32,7 @@ const (
 
 // Open opens the database, making or migrating it, and holds it alone until
 // Close. The error is one sentence; it wraps store.ErrSchema, ErrCorrupt,
-// ErrReadOnly, ErrFull or ErrLocked if it is one of these.
+// ErrReadOnly, ErrFull, ErrLocked or ErrUnfinished if it is one of these.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
@@ -63,6 +63,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
+	}
+	if !o.filling {
+		if err := unfinished(&w.conn, o.Path); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.identify(ctx, o, remembered, copied); err != nil {
 		return nil, err
@@ -117,7 +122,7 @@ func damaged(path, how string) error {
 
 // explain turns a failure of SQLite while opening into one sentence.
 func explain(path string, err error) error {
-	for _, known := range []error{store.ErrSchema, store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked} {
+	for _, known := range []error{store.ErrSchema, store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked, store.ErrUnfinished, fs.ErrNotExist} {
 		if errors.Is(err, known) {
 			return err
 		}
@@ -135,6 +140,16 @@ func explain(path string, err error) error {
 	return fmt.Errorf("the database %s cannot be opened: %w", path, err)
 }
 
+// needed is the newest schema that this program knows. Migrations are numbered
+// from 1 on.
+func needed() int64 {
+	files, err := migrations.ReadDir("migrations")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return int64(len(files))
+}
+
 // migrate brings the schema to the newest version that this program knows.
 // Schemas only go forward.
 func migrate(ctx context.Context, db *sql.DB) error {
@@ -150,8 +165,7 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	if err != nil {
 		return err
 	}
-	sources := p.ListSources()
-	if known := sources[len(sources)-1].Version; have > known {
+	if known := needed(); have > known {
 		return fmt.Errorf("the database has schema %d and this program knows %d; install a newer imd: %w", have, known, store.ErrSchema)
 	}
 	_, err = p.Up(ctx)

@@ -18,6 +18,8 @@ import (
 type Options struct {
 	Path string      // of the database file; its folder must exist
 	Log  *zap.Logger // nil = silent
+
+	filling bool // it may be half a copy
 }
 
 // Store is a store.MessageStore.
