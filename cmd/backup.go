@@ -16,8 +16,8 @@ import (
 
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/backup"
+	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/datadir"
-	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 )
@@ -78,9 +78,14 @@ func (s *settingFlags) embedded() (dir, path string, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", "", err
 	}
-	u, err := url.Parse(storage.Place(l.values.Text("storage.dsn"), dir))
+	st := storage.DefaultConfig()
+	if err := l.values.Decode("storage", &st); err != nil {
+		return "", "", err
+	}
+	dsn, key := st.Messages(dir)
+	u, err := url.Parse(dsn)
 	if err != nil || u.Scheme != "sqlite" {
-		return "", "", module.Configf("storage.dsn: messages are not kept in the embedded store; use the tools of the database that has them")
+		return "", "", config.Errorf(key, "messages are not kept in the embedded store; use the tools of the database that has them")
 	}
 	path, err = sqlite.Path(u)
 	return dir, path, err

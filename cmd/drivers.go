@@ -13,6 +13,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
+	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 )
 
@@ -22,8 +23,10 @@ func specs() []module.Spec {
 	return modules.Specs(modules.Drivers{
 		Control: openControl,
 		Stores: storage.Drivers{
-			Messages: store.Drivers[store.MessageStore]{"sqlite": sqlite.OpenURL},
-			Routes:   store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Messages: store.Drivers[store.MessageStore]{
+				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
+			},
+			Routes: store.Drivers[store.RouteStore]{"memory": memory.Open},
 		},
 	})
 }

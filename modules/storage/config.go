@@ -4,13 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
+
+	"github.com/imdhq/imd/pkg/config"
 )
 
 // Config is read once, at start.
 type Config struct {
 	// DSN names the message store. "sqlite:" alone is the file imd.db in the data
 	// folder; a relative path is below the data folder too.
-	DSN string `mapstructure:"dsn" doc:"Message store. sqlite: (the file imd.db in the data folder) or sqlite:PATH."`
+	DSN string `mapstructure:"dsn" doc:"Message store of one process. sqlite: (the file imd.db in the data folder) or sqlite:PATH. Not used with storage.postgres."`
+	// Postgres, if set, names the message store in the place of DSN.
+	Postgres config.Secret `mapstructure:"postgres" doc:"Message store that nodes share: postgres://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full&sslrootcert=FILE. Default: none."`
 	// Routes names the route store, as a scheme alone or a full name.
 	Routes string `mapstructure:"routes" doc:"Route store. memory (one process only)."`
 }
@@ -25,8 +30,23 @@ func (c Config) Validate() error {
 	if u, err := url.Parse(c.DSN); err != nil || u.Scheme == "" {
 		errs = append(errs, errors.New("storage.dsn: not of the form scheme:address, as in sqlite:"))
 	}
+	if strings.HasPrefix(c.DSN, "postgres") {
+		errs = append(errs, errors.New("storage.dsn: the name of a Postgres may hold a password; give it as storage.postgres or storage.postgres_file"))
+	}
+	if u, err := url.Parse(c.Postgres.Reveal()); c.Postgres != "" && (err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql") {
+		errs = append(errs, errors.New("storage.postgres: not of the form postgres://USER:PASSWORD@HOST/DATABASE"))
+	}
 	if u, err := url.Parse(c.Routes); err != nil || u.Scheme == "" && u.Path == "" {
 		errs = append(errs, fmt.Errorf("storage.routes: neither a scheme, as in memory, nor of the form scheme:address"))
 	}
 	return errors.Join(errs...)
+}
+
+// Messages names the message store of a node with this data folder, and says
+// what key does.
+func (c Config) Messages(dataDir string) (dsn, key string) {
+	if c.Postgres != "" {
+		return c.Postgres.Reveal(), "storage.postgres"
+	}
+	return place(c.DSN, dataDir), "storage.dsn"
 }

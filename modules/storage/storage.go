@@ -84,8 +84,9 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
-	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, Place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.dsn: %w", err)
+	dsn, key := s.cfg.Messages(s.deps.DataDir)
+	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	if err := s.checkClock(ctx); err != nil {
 		return err
@@ -101,7 +102,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnfinished} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
@@ -186,9 +187,9 @@ func reason(err error) string {
 	return "the message store does not take writes"
 }
 
-// Place completes the data source name of a file: the default name, and
+// place completes the data source name of a file: the default name, and
 // relative paths, are below the data folder. Others stay as they are.
-func Place(dsn, dataDir string) string {
+func place(dsn, dataDir string) string {
 	u, err := url.Parse(dsn)
 	if err != nil || u.Scheme != "sqlite" || u.Host != "" || filepath.IsAbs(u.Path) {
 		return dsn

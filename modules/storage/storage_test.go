@@ -202,8 +202,8 @@ func TestPlace(t *testing.T) {
 		"sqlite:///var/x.db":     "sqlite:///var/x.db",
 		"postgres://u:p@host/db": "postgres://u:p@host/db",
 	} {
-		if got := Place(dsn, "/data dir"); got != want {
-			t.Errorf("Place(%q) = %q, want %q", dsn, got, want)
+		if got := place(dsn, "/data dir"); got != want {
+			t.Errorf("place(%q) = %q, want %q", dsn, got, want)
 		}
 	}
 }

@@ -150,7 +150,7 @@ var rules = []rule{
 	fence("go.etcd.io/etcd/client", "pkg/control/etcd", "pkg/control/embedded", "pkg/store/etcd", "pkg/control/controltest", "cmd"),
 	fence("go.etcd.io/etcd/server", "pkg/control/embedded"),
 	fence("modernc.org/sqlite", "pkg/store/sqlite", "test/requirements/stranger"),
-	fence("github.com/jackc/pgx", "pkg/store/postgres"),
+	fence("github.com/jackc/pgx", "pkg/store/postgres", "pkg/testenv", "test"),
 	fence("github.com/redis/rueidis", "pkg/store/redis"),
 	fence("github.com/spf13/viper", "pkg/config"),
 	fence("github.com/spf13/cobra", "cmd"),
