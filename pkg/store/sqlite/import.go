@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -96,6 +97,9 @@ func (t *tx) beginImport(ctx context.Context, o store.Origin) error {
 		}
 	}
 	t.changed = true
+	if commits, err := strconv.ParseInt(o.State, 10, 64); err == nil {
+		t.version = max(t.version, commits+1) // tokens of an SQLite source keep their meaning
+	}
 	_, err := t.exec(sqlBeginning, o.DataEpoch, o.State, millis(o.Newest))
 	return err
 }
