@@ -31,6 +31,12 @@ func specs() []module.Spec {
 	})
 }
 
+// sources and targets are the stores that imd store copy reads and fills.
+var (
+	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
+	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
+)
+
 // startJitter spreads the first registrations of nodes that start together.
 const startJitter = time.Second
 
