@@ -18,6 +18,9 @@ const (
 	importLock = 0x696d6401
 	// importName is what a copy calls itself to the server; nodes have another.
 	importName = "imd store copy"
+	// lingerTime is how long the server may still show a client that is gone; the
+	// lock_timeout of the session is as long.
+	lingerTime = 3 * time.Second
 	// ruleTime bounds what only looks or writes a few rows.
 	ruleTime = 10 * time.Second
 	// analyzeTime bounds the count of what was copied for the planner.
@@ -70,30 +73,44 @@ const (
 	// Batches need not wait for the disk one by one: what was lost with the server
 	// is copied again, and Finish waits for all of it.
 	sqlImportSession = `SET synchronous_commit = off; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '2min';
-  SET enable_seqscan = off; SET enable_bitmapscan = off`
+  SET lock_timeout = '3s'; SET enable_seqscan = off; SET enable_bitmapscan = off`
 	sqlNodes = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'imd' AND pid <> pg_backend_pid()`
 )
 
 // hold keeps other copies out, and looks whether nodes are here.
 func (g *target) hold(ctx context.Context) error {
-	var free, standby, half bool
-	var nodes int
 	if _, err := g.c.Exec(ctx, sqlImportSession); err != nil {
 		return err
 	}
-	if err := g.c.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, importLock).Scan(&free); err != nil {
-		return err
-	}
-	if !free {
+	switch _, err := g.c.Exec(ctx, `SELECT pg_advisory_lock($1)`, importLock); {
+	case codeOf(err) == codeLockTimeout:
 		return fmt.Errorf("the database %s is the target of another copy that runs now: %w", g.shown, store.ErrLocked)
-	}
-	if err := g.c.QueryRow(ctx, sqlNodes).Scan(&nodes); err != nil {
+	case err != nil:
 		return err
 	}
-	if nodes > 0 {
-		return fmt.Errorf("nodes use the database %s; stop them first: %w", g.shown, store.ErrLocked)
+	if err := g.alone(ctx); err != nil {
+		return err
 	}
+	var standby, half bool
 	return g.c.QueryRow(ctx, sqlIdentity).Scan(&standby, &g.identity, &half) // a standby takes no writes: Begin fails
+}
+
+// alone waits a moment for nodes to be gone.
+func (g *target) alone(ctx context.Context) error {
+	for until := time.Now().Add(lingerTime); ; {
+		var nodes int
+		if err := g.c.QueryRow(ctx, sqlNodes).Scan(&nodes); err != nil || nodes == 0 {
+			return err
+		}
+		if time.Now().After(until) {
+			return fmt.Errorf("nodes use the database %s; stop them first: %w", g.shown, store.ErrLocked)
+		}
+		select {
+		case <-time.After(lingerTime / 30):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // importTables are those that must be empty at the beginning.
