@@ -26,7 +26,8 @@ nothing and may run beside a node. Of an etcd cluster it judges reach, quorum,
 members, version, write, fsync and commit latency, size, alarms, compaction and
 clocks; it writes one key a few times and removes it. Of a Postgres it judges
 version, encoding, durability, standbys, poolers, clock, distance, TLS and schema;
-it changes nothing.
+of Redis reach, login, latency, version, role and eviction policy; it changes
+nothing in either.
 
 Exit status: 0 if nothing fails (warnings are no failure), 1 if something does,
 78 if the configuration is wrong.`,
@@ -68,7 +69,9 @@ func (a *app) examine(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) 
 	if err != nil {
 		return nil, err
 	}
-	return append(found, examinePostgres(ctx, st.Postgres.Reveal())...), nil
+	found = append(found, examinePostgres(ctx, st.Postgres.Reveal())...)
+	redis, err := examineRedis(ctx, cfg)
+	return append(found, redis...), err
 }
 
 // examinePostgres judges the database of dsn; "" = there is none.

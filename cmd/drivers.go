@@ -5,11 +5,16 @@ import (
 	"path/filepath"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/imdhq/imd/modules"
 	"github.com/imdhq/imd/modules/controlplane"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/dedup"
+	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
+	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
@@ -27,6 +32,7 @@ func specs() []module.Spec {
 				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
 			},
 			Routes: store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
 }
@@ -36,6 +42,27 @@ var (
 	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
 	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
 )
+
+// openDedupMemory is the dedup cache of one process.
+func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
+	return dedupmemory.New(o), nil
+}
+
+// openDedupRedis is the dedup cache that all nodes share.
+func openDedupRedis(c storage.RedisConfig, o dedup.Options, log *zap.Logger) (dedup.Cache, error) {
+	cfg, err := dedupRedisOf(c)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Options = o
+	return dedupredis.Open(cfg, log)
+}
+
+// dedupRedisOf is how a configuration reaches its Redis.
+func dedupRedisOf(c storage.RedisConfig) (dedupredis.Config, error) {
+	t, err := c.TLSConfig()
+	return dedupredis.Config{URL: c.URL.Reveal(), TLS: t}, err
+}
 
 // startJitter spreads the first registrations of nodes that start together.
 const startJitter = time.Second

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/datadir"
@@ -59,6 +60,7 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "log", Doc: "What is written to standard error.", New: func() any { c := obs.DefaultLogConfig(); return &c }},
 		{Name: "ops", Doc: "The listener for operators.", New: func() any { c := obs.DefaultOpsConfig(); return &c }},
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
+		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
 	}
 	for _, s := range specs {
 		if s.Config != nil {
@@ -218,6 +220,9 @@ func (l *loaded) combination(all []string) error {
 			return config.Errorf(ln.key, "%s is the address of %s already", ln.address, other)
 		}
 		seen[ln.address] = ln.key
+	}
+	if l.values.Text("storage.dedup") == "redis" && l.values.Text("redis.url") == "" {
+		return config.Errorf("redis.url", "is missing, but storage.dedup is redis; set redis.url_file or IMD_REDIS_URL")
 	}
 	if len(l.roles) == len(all) {
 		return nil

@@ -30,7 +30,7 @@ type stateClient struct{ s *Set }
 func (c stateClient) Submit(ctx context.Context, r *v1.SubmitRequest) (*v1.SubmitResponse, error) {
 	key := ""
 	if len(r.Runs) > 0 {
-		key = r.Runs[0].ConversationId
+		key = r.Runs[0].GetConversationId()
 	}
 	return invoke(ctx, c.s, &c.s.state, stateSubmit, key, stateHandler.Submit, r)
 }
@@ -49,7 +49,7 @@ func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkRespo
 	if len(parts) < 2 {
 		key := ""
 		if len(r.Marks) > 0 {
-			key = r.Marks[0].ConversationId
+			key = r.Marks[0].GetConversationId()
 		}
 		return invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, r)
 	}
@@ -57,7 +57,7 @@ func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkRespo
 	var wg sync.WaitGroup
 	for _, p := range parts {
 		wg.Go(func() {
-			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].ConversationId, stateHandler.Mark, p.req)
+			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].GetConversationId(), stateHandler.Mark, p.req)
 			for i, at := range p.index {
 				switch {
 				case err != nil:
@@ -82,7 +82,7 @@ func splitMarks(r *v1.MarkRequest, home func(conv string) im.NodeID) []*marksOf 
 	var parts []*marksOf
 	byNode := map[im.NodeID]*marksOf{}
 	for i, m := range r.Marks {
-		node := home(m.ConversationId)
+		node := home(m.GetConversationId())
 		p := byNode[node]
 		if p == nil {
 			p = &marksOf{req: &v1.MarkRequest{}}
@@ -161,7 +161,7 @@ type pushClient struct{ s *Set }
 func (c pushClient) Fanout(ctx context.Context, r *v1.FanoutRequest) (*v1.FanoutResponse, error) {
 	key := ""
 	if len(r.Items) > 0 {
-		key = r.Items[0].ConversationId
+		key = r.Items[0].GetConversationId()
 	}
 	return invoke(ctx, c.s, &c.s.push, pushFanout, key, internalv1connect.PushServiceHandler.Fanout, r)
 }
