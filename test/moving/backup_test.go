@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -314,5 +315,56 @@ func (w *witness) judge(t *testing.T, all []*pair, began, killed, healed int64) 
 		var text strings.Builder
 		r.Text(&text)
 		t.Error(text.String())
+	}
+}
+
+// A restore that is killed at any moment leaves the former database or the
+// restored one, whole, and can be run again.
+func TestKilledRestore(t *testing.T) {
+	n := testenv.Start(t, testenv.NoLimits()...)
+	a := testenv.Login(t, n.URL(), protocol.Proto, n.Token("ann"), "d")
+	files, counts := make([]string, 2), make([]int64, 2)
+	for i := range files {
+		var sends []*clientv1.Send
+		for k := range 400 {
+			sends = append(sends, testenv.ToUser("bob", fmt.Sprint(i, k)))
+		}
+		a.SendAll(sends)
+		files[i], counts[i] = filepath.Join(t.TempDir(), fmt.Sprintf("%d.tar", i)), int64(400*(i+1))
+		imd(t, nil, "backup", "--data-dir", n.Dir, "--to", files[i])
+	}
+	a.Close()
+	n.Kill()
+	entries := func() int64 {
+		t.Helper()
+		var got struct{ Counts map[string]int64 }
+		imd(t, &got, "backup", "--data-dir", n.Dir, "--to", filepath.Join(t.TempDir(), "look.tar"))
+		return got.Counts["entry"]
+	}
+	kills := 0
+	for i := range 30 {
+		from := files[i%2]
+		cmd := exec.Command(testenv.Binary(t), "restore", "--from", from, "--data-dir", n.Dir, "--force")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(30+rand.IntN(60)) * time.Millisecond) // at any moment
+		_ = cmd.Process.Kill()
+		if cmd.Wait() != nil {
+			kills++
+		}
+		if got := entries(); got != counts[0] && got != counts[1] {
+			t.Fatalf("%d entries; there were %v in the backups", got, counts)
+		}
+	}
+	t.Logf("%d restores were killed", kills)
+	imd(t, nil, "restore", "--from", files[1], "--data-dir", n.Dir, "--force")
+	if got := entries(); got != counts[1] {
+		t.Errorf("%d entries after a whole restore, want %d", got, counts[1])
+	}
+	n.Start()
+	b := testenv.Login(t, n.URL(), protocol.Proto, n.Token("ann"), "d")
+	if all, _ := b.Walk(protocol.DirectID("ann", "bob"), 500, false); int64(len(all)) != counts[1] {
+		t.Errorf("the node has %d entries", len(all))
 	}
 }
