@@ -139,6 +139,8 @@ func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Tabl
 			return err
 		case epoch != o.DataEpoch:
 			return fmt.Errorf("it is the copy of another store: %w", store.ErrOccupied)
+		case state != o.State && ended != 0:
+			return fmt.Errorf("a copy into it was finished before: %w", store.ErrOccupied)
 		case state != o.State:
 			return store.ErrChanged
 		}
