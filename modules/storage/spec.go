@@ -21,7 +21,7 @@ func Spec(drivers Drivers) module.Spec {
 				return nil, err
 			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, DataDir: env.DataDir, Handle: env.Store,
+				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
 				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
 			})
 			env.Ready.Add("storage", s.Ready)

@@ -51,11 +51,15 @@ const (
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
 	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
 	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
+	ReleaseAnySession     Defect = "release-any-session"     // the clean-up of a connection removes the route of its successor too
+	EpochWithoutTime      Defect = "epoch-without-time"      // route epochs begin again when the route store has forgotten them
+	AbsenceCached         Defect = "absence-cached"          // that a user has no route is remembered
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap, CacheIsAuthority, NoAntiEntropy}
+	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap, CacheIsAuthority, NoAntiEntropy,
+		ReleaseAnySession, EpochWithoutTime, AbsenceCached}
 }
 
 // Action is what a rule does.
