@@ -137,14 +137,15 @@ func (e *engine) assemble() error {
 	if err != nil {
 		return err
 	}
+	stores := &store.Handle{}
 	admin.New(admin.Deps{
-		Node: id, Control: ctl, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
+		Node: id, Control: ctl, Directory: peers.Directory(), Routes: func() (admin.Routes, error) { return stores.Routes() }, Settings: live, StartValue: e.cfg.startValue,
 		Log: e.log.Named("admin"), Reg: e.reg,
 	}).Mount(e.ops.Mount, e.dir.AdminKey())
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Roles: e.cfg.roles, Split: e.cfg.split(), Unshared: e.cfg.unshared(), Cluster: e.cfg.values.Text("controlplane.cluster"), Zone: e.cfg.values.Text("controlplane.zone"),
-		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: &store.Handle{},
+		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: stores,
 		Peers: peers, Ready: e.ready, Keys: e.keys(),
 		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
