@@ -22,7 +22,7 @@ func Spec(drivers Drivers) module.Spec {
 			}
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
-				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
+				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push", "scheduler"),
 			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil
