@@ -39,12 +39,17 @@ const (
 // that were displaced without being told.
 type keeper struct {
 	g *Gateway
+	// refreshing and restoring are refreshTime and restoreTime, and asking is
+	// askTime; tests shorten them.
+	refreshing, restoring, asking time.Duration
 
 	mu      sync.Mutex
 	waiting map[*session]struct{} // without a place
 }
 
-func newKeeper(g *Gateway) *keeper { return &keeper{g: g, waiting: map[*session]struct{}{}} }
+func newKeeper(g *Gateway) *keeper {
+	return &keeper{g: g, refreshing: refreshTime, restoring: restoreTime, asking: askTime, waiting: map[*session]struct{}{}}
+}
 
 // wait notes a session whose place is to be claimed later.
 func (k *keeper) wait(s *session) {
@@ -108,7 +113,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		now := time.Now()
-		if now.Sub(asked) >= askTime {
+		if now.Sub(asked) >= k.asking {
 			asked = now
 			name, err := k.ask(ctx)
 			switch {
@@ -118,7 +123,7 @@ func (k *keeper) run(ctx context.Context) {
 				if memory != "" {
 					k.g.Log.Warn("the route store has forgotten; all routes are put back", zap.Int("sessions", k.g.hub.len()))
 					k.g.m.routeLosses.Inc()
-					r = k.round(now, restoreTime)
+					r = k.round(now, k.restoring)
 				}
 				memory = name
 				fallthrough
@@ -129,7 +134,7 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		k.refresh(ctx, r.due(now))
 		if r.done(now) {
-			r = k.round(now, refreshTime)
+			r = k.round(now, k.refreshing)
 		}
 	}
 }
