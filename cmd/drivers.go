@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/store"
+	routesetcd "github.com/imdhq/imd/pkg/store/etcd"
 	"github.com/imdhq/imd/pkg/store/memory"
 	"github.com/imdhq/imd/pkg/store/postgres"
 	routesredis "github.com/imdhq/imd/pkg/store/redis"
@@ -37,7 +38,7 @@ func specs() []module.Spec {
 			Messages: store.Drivers[store.MessageStore]{
 				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
 			},
-			Routes: map[string]storage.RouteOpener{"memory": openRoutesMemory, "redis": openRoutesRedis},
+			Routes: map[string]storage.RouteOpener{"memory": openRoutesMemory, "redis": openRoutesRedis, "etcd": openRoutesEtcd},
 			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
@@ -61,6 +62,20 @@ func openRoutesRedis(_ context.Context, o storage.RouteOptions, log *zap.Logger)
 		return nil, err
 	}
 	return routesredis.Open(at, log)
+}
+
+// openRoutesEtcd is the route store of small clusters. It has a client of its own,
+// so that many logins do not stand in the way of the control plane.
+func openRoutesEtcd(_ context.Context, o storage.RouteOptions, log *zap.Logger) (store.RouteStore, error) {
+	cfg := controlplane.DefaultConfig()
+	if err := o.Section("controlplane", &cfg); err != nil {
+		return nil, err
+	}
+	client, err := etcd.Dial(endpointsOf(cfg), log)
+	if err != nil {
+		return nil, err
+	}
+	return routesetcd.Open(client, routesetcd.Options{Prefix: "/imd/" + cfg.Cluster + "/routes/", Log: log, Reg: o.Reg, Close: client.Close}), nil
 }
 
 // openDedupMemory is the dedup cache of one process.
