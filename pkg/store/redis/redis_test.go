@@ -294,3 +294,24 @@ func BenchmarkLookup(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRestore is 10,000 routes that are put back after a flush, in calls of
+// 500.
+func BenchmarkRestore(b *testing.B) {
+	server := testenv.StartRedis(b)
+	r := closing(b, open(b, server.URL()))
+	routes := make([]store.Route, 10_000)
+	for i := range routes {
+		id := fmt.Sprint("u", i)
+		routes[i] = routeOf(im.UserID(id), im.SessionID(id))
+		routes[i].Epoch = uint64(i + 1)
+	}
+	for b.Loop() {
+		server.MustDo("FLUSHALL")
+		for part := range slices.Chunk(routes, maxBatch) {
+			if s, err := r.Refresh(b.Context(), part); err != nil || s[0] != store.Restored {
+				b.Fatal(s, err)
+			}
+		}
+	}
+}
