@@ -83,6 +83,7 @@ type core struct {
 	store     store.MessageStore
 	ids       ids
 	lanes     []*driver
+	shards    *shards // of this node; nil = conversations need no owner
 	fanout    *fanout
 	hints     *cache[im.MessageID, struct{}]
 	repeats   *repeats
@@ -134,6 +135,10 @@ func (s *State) Start(ctx context.Context) error {
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
 	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
+	if owned, ok := st.(store.Sharded); ok && owned.Segmented() {
+		c.shards = &shards{node: s.Node, view: s.View}
+		owned.Follow(c.shards.current)
+	}
 	n := s.cfg.Lanes
 	if n == 0 {
 		n = max(st.Writers(), 1)

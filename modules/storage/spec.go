@@ -16,7 +16,11 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("redis", &redis); err != nil {
 				return nil, err
 			}
-			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, DataDir: env.DataDir, Handle: env.Store})
+			seq := DefaultSeqConfig()
+			if err := env.Config("seq", &seq); err != nil {
+				return nil, err
+			}
+			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, DataDir: env.DataDir, Handle: env.Store})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil
 		},
