@@ -48,6 +48,8 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
+	PlainReadFence        Defect = "plain-read-fence"        // an owner of a shard looks at its fence and does not hold it
+	EarlyHead             Defect = "head-before-takeover"    // an owner reserves its numbers before it has taken over
 )
 
 // Defects lists all defects.

@@ -134,7 +134,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}
 	if s.recorded.Load() == store.Segment {
-		return s, s.own(src, o.Numbering.Step)
+		if err := s.own(ctx, src, o.Numbering.Step); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }

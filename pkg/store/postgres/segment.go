@@ -67,7 +67,7 @@ func (s *Store) Follow(current func() store.Ring) {
 }
 
 // own makes the store number from segments.
-func (s *Store) own(src source, step int) error {
+func (s *Store) own(ctx context.Context, src source, step int) error {
 	now := time.Now()
 	o := &owner{
 		store: s, process: fmt.Sprintf("%016x-%s", now.UnixNano(), strings.ToLower(rand.Text()[:8])),
@@ -86,8 +86,12 @@ func (s *Store) own(src source, step int) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	o.stop, s.owner = stop, o
+	if err := o.weaken(ctx); err != nil {
+		o.pool.Close()
+		return err
+	}
+	ctx, o.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.owner = o
 	for range takers {
 		o.done.Go(func() { o.takeWaiting(ctx) })
 	}
@@ -169,9 +173,11 @@ func (o *owner) rightsTo(ctx context.Context, needs []segment.Need) (rights, err
 		fx := o.step(r, segment.Want{Needs: needs})
 		switch {
 		case len(fx.Take) > 0:
+			after := o.early(ctx, needs)
 			if err := o.take(ctx, r, false, fx.Take); err != nil {
 				return rights{}, err
 			}
+			after()
 		case len(fx.Reserve) > 0:
 			if err := o.reserve(ctx, fx.Reserve); err != nil {
 				return rights{}, err
