@@ -3,6 +3,7 @@ package cmd
 import (
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ var flagKeys = []struct{ flag, key, usage string }{
 	{"data-dir", "data_dir", "folder for keys and data (default: $IMD_DATA_DIR, else imd below $XDG_DATA_HOME or ~/.local/share)"},
 	{"listen", "gateway.listen", "host:port for clients; port 0 picks a free one (default: 127.0.0.1:8420)"},
 	{"ops-listen", "ops.listen", "host:port for probes, metrics and admin services (default: 127.0.0.1:8421)"},
-	{"postgres", "storage.postgres", "data source name of the Postgres that keeps the messages; its password shows in lists of processes (default: none, SQLite)"},
+	{"postgres", "storage.postgres", "data source name of the Postgres that keeps the messages, without a password (default: none, SQLite)"},
 	{"postgres-file", "storage.postgres_file", "file with the data source name of the Postgres (default: none)"},
 	{"node-name", "node.name", "name of this node in the cluster (default: made at the first start and kept)"},
 	{"log-level", "log.level", "debug, info, warn or error (default: info)"},
@@ -163,10 +164,22 @@ func (s *settingFlags) assigns() ([]config.Assign, error) {
 	}
 	for _, f := range flagKeys {
 		if s.cmd.Flags().Changed(f.flag) {
-			out = append(out, config.Assign{Key: f.key, Value: *s.named[f.flag], Flag: "--" + f.flag})
+			value := *s.named[f.flag]
+			out = append(out, config.Assign{Key: f.key, Value: value, Flag: "--" + f.flag, Open: withoutPassword(value)})
 		}
 	}
 	return out, nil
+}
+
+// withoutPassword reports whether value is a data source name that holds no
+// password, so that it may stand on a command line.
+func withoutPassword(value string) bool {
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme == "" {
+		return false
+	}
+	_, has := u.User.Password()
+	return !has && !strings.Contains(u.RawQuery, "password")
 }
 
 // loaded is a configuration that was read and checked for the chosen roles.
