@@ -17,7 +17,37 @@ const (
 	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended
 	Row        Kind = "row"        // db: an entry
 	Span       Kind = "span"       // members: User may see (Seq, To] of Conv; To 0 = to the end
+
+	Claim   Kind = "claim"   // leader: User claimed the fence Name; with Ack ok it was given the token N
+	Effect  Kind = "effect"  // leader: User had an effect under the fence Name with the token N; Ack ok = it took place, fail = refused
+	Began   Kind = "began"   // node: the process Entry of the node User began to tell what it sees
+	Led     Kind = "led"     // node: User believes that it leads Name with the token N; Stop = not any more
+	Seen    Kind = "seen"    // node: User sees the process Entry of the node Device as usable; Stop = not any more
+	Applied Kind = "applied" // node: User has the settings of the put N in force, by one setting, and of the put To, by another
+	Made    Kind = "made"    // ids: User made the id MID
+	Node    Kind = "node"    // control: what became of the process Entry of the node User; Reason says it
+	Etcd    Kind = "etcd"    // control: how etcd is from now on; Reason says it
+	Put     Kind = "put"     // control: the settings N were written, between T and To; Ack ok, fail or unknown; Reason bad = they must be refused
 )
+
+// The reasons of a Node record.
+const (
+	Up       = "up"       // it is ready
+	Down     = "down"     // it has ended without a word
+	Stopping = "stopping" // it was asked to stop
+	Paused   = "paused"   // it stands still
+	Resumed  = "resumed"  // it goes on
+)
+
+// The reasons of an Etcd record.
+const (
+	EtcdGood    = "good"
+	EtcdLimping = "limping" // a minority of the members ails, or another one is about to lead
+	EtcdAway    = "away"    // no majority, or it goes back to an older state
+)
+
+// Bad is the reason of a Put that every node must refuse.
+const Bad = "bad"
 
 // The answers to a send.
 const (
