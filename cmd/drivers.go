@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
@@ -26,6 +27,11 @@ func specs() []module.Spec {
 			Routes:   store.Drivers[store.RouteStore]{"memory": memory.Open},
 		},
 	})
+}
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
 // startJitter spreads the first registrations of nodes that start together.

@@ -48,11 +48,13 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
+	NoRequireLeader       Defect = "no-require-leader"       // a watch stays with a member of etcd that has lost the others
+	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap}
+	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap, NoRequireLeader, AbsenceWhileAway}
 }
 
 // Action is what a rule does.

@@ -14,7 +14,7 @@ const (
 	Disconnect Kind = "disconnect" // view: it ended
 	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch; Name is that epoch, if known
 	Settled    Kind = "settled"    // view: the device is online, has synced and waits for nothing
-	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended
+	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended; Entry aside = clients must not feel it
 	Row        Kind = "row"        // db: an entry
 	Span       Kind = "span"       // members: User may see (Seq, To] of Conv; To 0 = to the end
 
@@ -45,6 +45,9 @@ const (
 	EtcdLimping = "limping" // a minority of the members ails, or another one is about to lead
 	EtcdAway    = "away"    // no majority, or it goes back to an older state
 )
+
+// Aside is the entry of a fault that is no excuse for what clients meet.
+const Aside = "aside"
 
 // Bad is the reason of a Put that every node must refuse.
 const Bad = "bad"

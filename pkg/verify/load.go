@@ -110,10 +110,11 @@ func (s *span) holds(seq int64) bool { return seq > s.seq && (s.to == 0 || seq <
 
 // fault is the start or the stop of a fault.
 type fault struct {
-	t    int64
-	name name
-	at   at
-	stop bool
+	t     int64
+	name  name
+	at    at
+	stop  bool
+	aside bool // clients must not feel it
 }
 
 // act is what happened in the control plane. Which fields count depends on the
@@ -335,7 +336,7 @@ func (l *loader) fault(r *history.Record, p at) error {
 	if r.Kind != history.Fault || r.Name == "" {
 		return fmt.Errorf("a record of kind %q, or one without name, does not belong here", r.Kind)
 	}
-	l.h.faults = append(l.h.faults, fault{t: r.T, name: l.h.names.id(r.Name), at: p, stop: r.Stop})
+	l.h.faults = append(l.h.faults, fault{t: r.T, name: l.h.names.id(r.Name), at: p, stop: r.Stop, aside: r.Entry == history.Aside})
 	return nil
 }
 
@@ -442,7 +443,11 @@ func (h *History) spanRef(s *span) Ref {
 }
 
 func (h *History) faultRef(f *fault) Ref {
-	return h.ref(f.at, history.Record{T: f.t, Kind: history.Fault, Name: h.names.text(f.name), Stop: f.stop})
+	r := history.Record{T: f.t, Kind: history.Fault, Name: h.names.text(f.name), Stop: f.stop}
+	if f.aside {
+		r.Entry = history.Aside
+	}
+	return h.ref(f.at, r)
 }
 
 func (h *History) actRef(a *act) Ref {

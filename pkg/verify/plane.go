@@ -58,10 +58,7 @@ func (x *index) plane() *plane {
 			}
 		case history.Node:
 			p.live(a)
-		case history.Began:
-			p.eyes[a.user] = append(p.eyes[a.user], a)
-			p.force[a.user] = append(p.force[a.user], a)
-		case history.Seen:
+		case history.Began, history.Seen:
 			p.eyes[a.user] = append(p.eyes[a.user], a)
 		case history.Applied:
 			p.force[a.user] = append(p.force[a.user], a)

@@ -4,8 +4,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-
-	"github.com/imdhq/imd/pkg/history"
 )
 
 // How long settings may take to be in force on a node.
@@ -26,9 +24,7 @@ func (c *check) settings() {
 	p := c.plane()
 	for _, node := range slices.Sorted(maps.Keys(p.force)) {
 		for _, a := range p.force[node] {
-			if a.kind == history.Applied {
-				c.inForce(p, a)
-			}
+			c.inForce(p, a)
 		}
 	}
 	for w := range p.wanted() {
@@ -110,9 +106,7 @@ func (p *plane) last(node name, at int64) *act {
 		if a.t > at {
 			break
 		}
-		if a.kind == history.Applied {
-			last = a
-		}
+		last = a
 	}
 	return last
 }

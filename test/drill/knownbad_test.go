@@ -39,7 +39,7 @@ var mistakes = []mistake{
 
 // Each defect is noticed, and without it the same drill finds nothing.
 func TestKnownBad(t *testing.T) {
-	if outcome.Impossible(outcome.Disk) != "" {
+	if outcome.Impossible(outcome.Disk, outcome.AllInOne()) != "" {
 		mistakes[0].args = []string{"--faults", "kill"}
 		mistakes[0].rules = "store.before_commit sleep 20ms"
 	}
