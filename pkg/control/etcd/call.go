@@ -10,7 +10,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/imdhq/imd/pkg/control"
-	"github.com/imdhq/imd/pkg/failpoint"
 )
 
 const (
@@ -30,15 +29,6 @@ func renew(ctx context.Context, c *clientv3.Client, id leaseID) (sent time.Time,
 		return sent, 0, fmt.Errorf("renew the lease: %w", err)
 	}
 	return sent, time.Duration(resp.TTL) * time.Second, nil
-}
-
-// requireLeader makes a watch end when its member has lost the others, in place
-// of being silent.
-func requireLeader(ctx context.Context) context.Context {
-	if failpoint.Bad(failpoint.NoRequireLeader) {
-		return ctx
-	}
-	return clientv3.WithRequireLeader(ctx)
 }
 
 // seconds rounds up to what etcd counts in.

@@ -290,7 +290,7 @@ func (h *held) predecessor(ctx context.Context) (key string, rev int64, err erro
 // gone waits until the key is deleted, the watch breaks, or some time is over;
 // the caller reads the queue again in each case.
 func (h *held) gone(ctx context.Context, key string, rev int64) {
-	ctx, cancel := context.WithTimeout(requireLeader(ctx), watchLimit)
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), watchLimit)
 	defer cancel()
 	events := h.locker.client.Watch(ctx, key, clientv3.WithRev(rev+1), clientv3.WithFilterPut())
 	for {

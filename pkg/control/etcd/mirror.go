@@ -118,7 +118,7 @@ func (m *mirror) load(ctx context.Context) error {
 
 // follow applies changes until something calls for reading everything again.
 func (m *mirror) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(requireLeader(ctx))
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	events := m.etcd.Watch(ctx, m.prefix, clientv3.WithPrefix(), clientv3.WithRev(m.cur.rev+1),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())

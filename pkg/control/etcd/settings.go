@@ -96,7 +96,7 @@ func (f *settingsFollower) run(ctx context.Context) {
 
 // follow feeds changes until something calls for reading everything again.
 func (f *settingsFollower) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(requireLeader(ctx))
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.live.State().Head()+1),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())

@@ -162,7 +162,7 @@ func (f *follower) get(ctx context.Context, opts ...clientv3.OpOption) (*clientv
 // follow applies changes from the copy's revision on until something calls for
 // reading everything again.
 func (f *follower) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(requireLeader(ctx))
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev+1),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
