@@ -34,6 +34,13 @@ test: ## Run all tests whose servers are here, and say what was left out
 drill: build ## Break a cluster on this machine for 10 minutes and judge the history
 	bin/imd drill --minutes 10
 
+.PHONY: drill-regressions
+drill-regressions: build ## Play the drills again that once found a defect
+	@grep -v '^#' test/drill/regressions.txt | while read -r seed minutes what; do \
+		echo "seed $$seed: $$what"; \
+		bin/imd drill replay $$seed --minutes $$minutes || exit 1; \
+	done
+
 .PHONY: known-bad
 known-bad: ## Have drills find each known defect; writes the table in docs/reliability.md
 	$(PLAIN) build -trimpath -tags drill -o bin/imd-drill .

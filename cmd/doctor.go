@@ -11,7 +11,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/modules/controlplane"
+	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/store/postgres"
 )
 
 func newDoctor(a *app) *cobra.Command {
@@ -22,7 +24,10 @@ func newDoctor(a *app) *cobra.Command {
 prints one line a check, with what to do where something is wrong. It starts
 nothing and may run beside a node. Of an etcd cluster it judges reach, quorum,
 members, version, write, fsync and commit latency, size, alarms, compaction and
-clocks; it writes one key a few times and removes it.
+clocks; it writes one key a few times and removes it. Of a Postgres it judges
+version, encoding, durability, standbys, poolers, clock, distance, TLS and schema;
+of Redis reach, login, latency, version, role and eviction policy; it changes
+nothing in either.
 
 Exit status: 0 if nothing fails (warnings are no failure), 1 if something does,
 78 if the configuration is wrong.`,
@@ -56,6 +61,37 @@ Exit status: 0 if nothing fails (warnings are no failure), 1 if something does,
 
 // examine runs all checks.
 func (a *app) examine(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) {
+	st := storage.DefaultConfig()
+	if err := cfg.values.Decode("storage", &st); err != nil {
+		return nil, err
+	}
+	found, err := a.examineEtcd(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, examinePostgres(ctx, st.Postgres.Reveal())...)
+	redis, err := examineRedis(ctx, cfg)
+	return append(found, redis...), err
+}
+
+// examinePostgres judges the database of dsn; "" = there is none.
+func examinePostgres(ctx context.Context, dsn string) []etcd.Finding {
+	if dsn == "" {
+		return []etcd.Finding{{Check: "messages", Verdict: etcd.Good, Text: "kept in SQLite inside the node; nothing outside is needed"}}
+	}
+	facts, err := postgres.Examine(ctx, dsn)
+	if err != nil {
+		return []etcd.Finding{{Check: "postgres reach", Verdict: etcd.Failing, Text: err.Error(), Fix: "see that the server runs and that storage.postgres names it"}}
+	}
+	var out []etcd.Finding
+	for _, f := range facts.Judge() {
+		out = append(out, etcd.Finding{Check: "postgres " + f.Check, Verdict: etcd.Verdict(f.Verdict), Text: f.Text, Fix: f.Fix})
+	}
+	return out
+}
+
+// examineEtcd judges the cluster that the configuration names.
+func (a *app) examineEtcd(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) {
 	cp := controlplane.DefaultConfig()
 	if err := cfg.values.Decode("controlplane", &cp); err != nil {
 		return nil, err

@@ -5,15 +5,21 @@ import (
 	"path/filepath"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/imdhq/imd/modules"
 	"github.com/imdhq/imd/modules/controlplane"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/dedup"
+	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
+	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
 	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
+	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 )
 
@@ -23,8 +29,11 @@ func specs() []module.Spec {
 	return modules.Specs(modules.Drivers{
 		Control: openControl,
 		Stores: storage.Drivers{
-			Messages: store.Drivers[store.MessageStore]{"sqlite": sqlite.OpenURL},
-			Routes:   store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Messages: store.Drivers[store.MessageStore]{
+				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
+			},
+			Routes: store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
 }
@@ -32,6 +41,27 @@ func specs() []module.Spec {
 // openLedger opens the store that a drill lends to its witnesses.
 func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
 	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
+}
+
+// openDedupMemory is the dedup cache of one process.
+func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
+	return dedupmemory.New(o), nil
+}
+
+// openDedupRedis is the dedup cache that all nodes share.
+func openDedupRedis(c storage.RedisConfig, o dedup.Options, log *zap.Logger) (dedup.Cache, error) {
+	cfg, err := dedupRedisOf(c)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Options = o
+	return dedupredis.Open(cfg, log)
+}
+
+// dedupRedisOf is how a configuration reaches its Redis.
+func dedupRedisOf(c storage.RedisConfig) (dedupredis.Config, error) {
+	t, err := c.TLSConfig()
+	return dedupredis.Config{URL: c.URL.Reveal(), TLS: t}, err
 }
 
 // startJitter spreads the first registrations of nodes that start together.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/datadir"
@@ -59,6 +60,7 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "log", Doc: "What is written to standard error.", New: func() any { c := obs.DefaultLogConfig(); return &c }},
 		{Name: "ops", Doc: "The listener for operators.", New: func() any { c := obs.DefaultOpsConfig(); return &c }},
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
+		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
 	}
 	for _, s := range specs {
 		if s.Config != nil {
@@ -102,6 +104,8 @@ var flagKeys = []struct{ flag, key, usage string }{
 	{"data-dir", "data_dir", "folder for keys and data (default: $IMD_DATA_DIR, else imd below $XDG_DATA_HOME or ~/.local/share)"},
 	{"listen", "gateway.listen", "host:port for clients; port 0 picks a free one (default: 127.0.0.1:8420)"},
 	{"ops-listen", "ops.listen", "host:port for probes, metrics and admin services (default: 127.0.0.1:8421)"},
+	{"postgres", "storage.postgres", "data source name of the Postgres that keeps the messages; its password shows in lists of processes (default: none, SQLite)"},
+	{"postgres-file", "storage.postgres_file", "file with the data source name of the Postgres (default: none)"},
 	{"node-name", "node.name", "name of this node in the cluster (default: made at the first start and kept)"},
 	{"log-level", "log.level", "debug, info, warn or error (default: info)"},
 	{"log-format", "log.format", "auto, json or console; auto is console on a terminal (default: auto)"},
@@ -122,10 +126,14 @@ func addSettings(a *app, c *cobra.Command) *settingFlags {
 // and the section auth: the other flags are taken, so that one set of flags fits
 // all commands, but not shown.
 func addKeySettings(a *app, c *cobra.Command) *settingFlags {
-	s := addSettings(a, c)
+	return addSettings(a, c).only("data_dir")
+}
+
+// only shows the flags of the given keys; the others are taken, and hidden.
+func (s *settingFlags) only(keys ...string) *settingFlags {
 	for _, f := range flagKeys {
-		if f.key != "data_dir" {
-			c.Flags().Lookup(f.flag).Hidden = true
+		if !slices.Contains(keys, f.key) {
+			s.cmd.Flags().Lookup(f.flag).Hidden = true
 		}
 	}
 	return s
@@ -213,6 +221,9 @@ func (l *loaded) combination(all []string) error {
 		}
 		seen[ln.address] = ln.key
 	}
+	if l.values.Text("storage.dedup") == "redis" && l.values.Text("redis.url") == "" {
+		return config.Errorf("redis.url", "is missing, but storage.dedup is redis; set redis.url_file or IMD_REDIS_URL")
+	}
 	if len(l.roles) == len(all) {
 		return nil
 	}
@@ -226,6 +237,9 @@ func (l *loaded) combination(all []string) error {
 		{"storage.routes", "memory", "routes in the memory of one process"},
 		{"storage.dsn", "sqlite", "messages in SQLite"},
 	} {
+		if local.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
+			continue
+		}
 		if v := l.values.Text(local.key); v == local.value || strings.HasPrefix(v, local.value+":") {
 			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has the rest; run --roles=all",
 				strings.Join(l.roles, ", "), strings.Join(missing, ", "), local.what, local.key)

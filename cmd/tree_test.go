@@ -31,6 +31,7 @@ var printsData = map[string][]string{
 	"imd leader show":   {}, "imd leader transfer": {"scheduler", "--to", "n"}, "imd leader resign": {"scheduler"}, "imd locks": {},
 	"imd settings list": {}, "imd settings get": {"rate.factor", "--applied"}, "imd settings set": {"rate.factor=2"}, "imd settings watch": {},
 	"imd settings history": {}, "imd settings rollback": {"gateway", "1"}, "imd settings wait": {}, "imd settings docs": {},
+	"imd migrate status": {}, "imd migrate plan": {}, "imd migrate up": {},
 	"imd token mint":    {"--user", "alice"},
 	"imd token verify":  {"garbage"},
 	"imd key create":    {"--name", "backend"},

@@ -18,6 +18,8 @@
 //   - Each send of a call is answered exactly once, within 1.2 s.
 //   - A send is never stored before an earlier one of its run that was refused
 //     as retryable.
+//   - A conversation that somebody else holds in the store leaves its batch; the
+//     others of the lane go on, and sends to it are told when to come again.
 //   - A batch of unknown outcome runs again, unchanged and before anything else
 //     of its lane, until its outcome is known.
 //   - Entries of a conversation go to push in the order of their commits.
@@ -36,5 +38,7 @@
 // imd_ack_total, imd_message_duplicates_total, imd_lane_batch_rows,
 // imd_lane_wait_seconds, imd_lane_queue_rows, imd_state_append_seconds,
 // imd_state_unknown_outcomes_total, imd_state_fanout_items_total,
-// imd_state_fanout_dropped_total, imd_state_positions_total.
+// imd_state_fanout_dropped_total, imd_state_positions_total,
+// imd_dedup_lookups_total, imd_dedup_errors_total, imd_dedup_notes_total,
+// imd_dedup_answer_seconds, imd_dedup_open.
 package state

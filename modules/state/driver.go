@@ -23,6 +23,7 @@ const appendTimeout = 3 * time.Second
 type appender interface {
 	Append(ctx context.Context, rows []store.AppendRow) ([]store.AppendResult, error)
 	Change(ctx context.Context, c store.Change) (store.ChangeResult, error)
+	DataEpoch() string
 }
 
 // driver runs one lane: events come from the goroutines of the callers, calls
@@ -31,10 +32,12 @@ type driver struct {
 	store appender
 	m     *metrics
 	log   *zap.Logger
-	// after is told, in order, what was committed. It must not block.
-	after func([]lane.Committed)
+	// after is told, in order, what was committed, and the data_epoch that the
+	// store had before. It must not block.
+	after func(epoch string, done []lane.Committed)
 
 	work chan *lane.Work // capacity 1: one call is out at a time
+	tick *time.Timer     // for the lane's Tick; stopped if it wants none
 
 	mu     sync.Mutex
 	lane   *lane.Lane
@@ -42,8 +45,10 @@ type driver struct {
 	warned time.Time // of the last warning about the store; only for the goroutine of run
 }
 
-func newDriver(s appender, m *metrics, log *zap.Logger, after func([]lane.Committed)) *driver {
-	return &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), lane: lane.New()}
+func newDriver(s appender, m *metrics, log *zap.Logger, after func(string, []lane.Committed)) *driver {
+	d := &driver{store: s, m: m, log: log, after: after, work: make(chan *lane.Work, 1), tick: time.NewTimer(time.Hour), lane: lane.New()}
+	d.tick.Stop()
+	return d
 }
 
 // do hands an event to the lane and carries out what follows from it, but for
@@ -64,6 +69,9 @@ func (d *driver) do(ev lane.Event) []lane.Committed {
 	if fx.Work != nil {
 		d.work <- fx.Work
 	}
+	if d.tick.Stop(); fx.Wake > 0 {
+		d.tick.Reset(fx.Wake)
+	}
 	d.m.queued.Add(float64(d.lane.Queued() - d.queued))
 	d.queued = d.lane.Queued()
 	return append([]lane.Committed(nil), fx.Committed...)
@@ -79,18 +87,22 @@ func (d *driver) idle() bool {
 // run makes the calls to the store until ctx is done; then it answers everyone
 // who still waits.
 func (d *driver) run(ctx context.Context) {
+	defer d.tick.Stop()
 	defer d.do(lane.Stop{})
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-d.tick.C:
+			d.do(lane.Tick{})
 		case w := <-d.work:
 			if !pause(ctx, w.After) {
 				return
 			}
+			epoch := d.store.DataEpoch() // if it changes meanwhile, the rows may be lost under the new one
 			done := d.do(d.call(ctx, w))
 			if len(done) > 0 {
-				d.after(done)
+				d.after(epoch, done)
 			}
 		}
 	}

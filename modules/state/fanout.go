@@ -171,9 +171,9 @@ const (
 	maxHints   = 8192             // messages remembered
 )
 
-// committed tells push, and the positions, what a lane has stored. It is the
+// committed tells push, the positions and the dedup cache what a lane has stored. It is the
 // lanes' after: called in the order of the commits of each conversation.
-func (c *core) committed(done []lane.Committed) {
+func (c *core) committed(epoch string, done []lane.Committed) {
 	now := time.Now()
 	items := make([]fanoutItem, 0, len(done))
 	for _, d := range done {
@@ -187,11 +187,12 @@ func (c *core) committed(done []lane.Committed) {
 			items = append(items, entryItem(d.Send, d.Result, now))
 		default:
 			if c.hintDue(d.Result, now) {
-				items = append(items, headItem(d.Send, d.Result))
+				items = append(items, headItem(d.Send.Row.Conversation, d.Send.Session, d.Result))
 			}
 		}
 	}
 	c.fanout.add(items...)
+	c.repeats.confirmed(epoch, done)
 }
 
 // hintDue reports whether a repeated send should make others look.
@@ -221,11 +222,10 @@ func entryItem(send *lane.Send, res store.AppendResult, now time.Time) fanoutIte
 	}
 }
 
-func headItem(send *lane.Send, res store.AppendResult) fanoutItem {
-	conv := string(send.Row.Conversation)
+func headItem(conv im.ConversationID, session im.SessionID, res store.AppendResult) fanoutItem {
 	return fanoutItem{bytes: rowOverhead, item: &v1.FanoutItem{
-		ConversationId: conv, MemberVersion: res.MemberVersion, ExcludeSession: string(send.Session),
-		What: &v1.FanoutItem_Head{Head: &clientv1.Head{ConversationId: conv, Seq: int64(res.Seq)}},
+		ConversationId: string(conv), MemberVersion: res.MemberVersion, ExcludeSession: string(session),
+		What: &v1.FanoutItem_Head{Head: &clientv1.Head{ConversationId: string(conv), Seq: int64(res.Seq)}},
 	}}
 }
 

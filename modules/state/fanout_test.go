@@ -17,7 +17,7 @@ import (
 func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{err: im.Errorf(clientv1.Reason_REASON_BUSY, "push", "")}
-		m := newMetrics(prometheus.NewRegistry())
+		m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
 		f := newFanout(r, zap.NewNop(), m)
 		go f.run(t.Context())
 		item := func(n int64) fanoutItem {
@@ -49,7 +49,7 @@ func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 }
 
 func TestFanoutQueueIsBounded(t *testing.T) {
-	m := newMetrics(prometheus.NewRegistry())
+	m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
 	f := newFanout(&recorder{}, zap.NewNop(), m)
 	for range fanoutQueueItems + 5 {
 		f.add(fanoutItem{item: &v1.FanoutItem{}, bytes: 1})

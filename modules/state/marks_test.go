@@ -228,7 +228,7 @@ func (d *memberList) Members(_ context.Context, _ im.ConversationID, _, _ im.Use
 func TestPositionsMakeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemStore()
-		p := newPositions(m, newMetrics(prometheus.NewRegistry()), zap.NewNop())
+		p := newPositions(m, newMetrics(prometheus.NewRegistry(), func() bool { return false }), zap.NewNop())
 		users := make([]im.UserID, maxPositions+100)
 		for i := range users {
 			users[i] = im.UserID(fmt.Sprint("u", i))

@@ -30,6 +30,10 @@ type memStore struct {
 	requests  map[im.ClientMessageID]store.ChangeResult
 	positions []store.Position // as saved
 	version   int
+	held      map[im.ConversationID]bool  // by somebody else
+	hashes    map[im.MessageID]([32]byte) // of the contents
+	epoch     string
+	noWaits   int // rows that did not want to wait for a lock
 }
 
 type memConv struct {
@@ -44,8 +48,9 @@ type memConv struct {
 
 func newMemStore() *memStore {
 	return &memStore{
-		calls: map[string]int{}, convs: map[im.ConversationID]*memConv{}, users: map[im.UserID]store.User{},
+		epoch: "e1", calls: map[string]int{}, convs: map[im.ConversationID]*memConv{}, users: map[im.UserID]store.User{},
 		keys: map[string]store.Key{}, requests: map[im.ClientMessageID]store.ChangeResult{},
+		held: map[im.ConversationID]bool{}, hashes: map[im.MessageID]([32]byte){},
 	}
 }
 
@@ -81,8 +86,12 @@ func (m *memStore) count(op string) int {
 	return m.calls[op]
 }
 
-func (m *memStore) DataEpoch() string { return "e1" }
-func (m *memStore) Writers() int      { return 2 }
+func (m *memStore) DataEpoch() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.epoch
+}
+func (m *memStore) Writers() int { return 2 }
 
 // group makes a group with members.
 func (m *memStore) group(id im.ConversationID, users ...im.UserID) *memConv {
@@ -105,6 +114,14 @@ func (m *memStore) put(id im.ConversationID, c *memConv, e im.Entry) im.Entry {
 func (m *memStore) Append(_ context.Context, rows []store.AppendRow) (res []store.AppendResult, err error) {
 	err = m.do("Append", func() error {
 		for _, r := range rows {
+			if r.NoWait {
+				m.noWaits++
+			}
+			if m.held[r.Conversation] {
+				return &store.BusyConversationError{Conversations: []im.ConversationID{r.Conversation}}
+			}
+		}
+		for _, r := range rows {
 			res = append(res, m.appendOne(r))
 		}
 		return nil
@@ -123,13 +140,24 @@ func (m *memStore) appendOne(r store.AppendRow) store.AppendResult {
 	}
 	for _, e := range c.log {
 		if e.Sender == r.Sender && e.ClientMessageID == r.ClientMessageID {
+			if m.hashes[e.MessageID] != r.BodyHash {
+				return store.AppendResult{Err: im.Errorf(clientv1.Reason_REASON_ID_REUSED, "mem", "")}
+			}
 			return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, Duplicate: true, MemberVersion: c.version}
 		}
 	}
 	e := m.put(r.Conversation, c, im.Entry{
 		Kind: r.Kind, MessageID: r.MessageID, ClientMessageID: r.ClientMessageID, Sender: r.Sender, Content: r.Content, Countable: r.Countable,
 	})
+	m.hashes[e.MessageID] = r.BodyHash
 	return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, MemberVersion: c.version}
+}
+
+// hold lets somebody else hold a conversation, or let go of it.
+func (m *memStore) hold(conv im.ConversationID, on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held[conv] = on
 }
 
 func (m *memStore) Change(_ context.Context, ch store.Change) (res store.ChangeResult, err error) {

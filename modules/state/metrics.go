@@ -3,6 +3,7 @@ package state
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -19,9 +20,15 @@ type metrics struct {
 	fanoutItems   prometheus.Counter
 	fanoutDropped *prometheus.CounterVec // label: cause (full, push)
 	positions     *prometheus.CounterVec // label: result (saved, dropped)
+	dedupLookups  *prometheus.CounterVec // label: result (hit, miss, in_flight, other_content, unreadable, failed)
+	dedupErrors   *prometheus.CounterVec // label: class, of dedup.Classes
+	dedupNotes    *prometheus.CounterVec // label: result (written, failed, dropped)
+	dedupAnswers  prometheus.Histogram
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+// newMetrics registers them. cacheOpen reports whether the dedup cache is not
+// asked now.
+func newMetrics(reg prometheus.Registerer, cacheOpen func() bool) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Name: name, Help: help})
 	}
@@ -43,9 +50,24 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		fanoutItems:   counter("state_fanout_items_total", "Items handed to the push role."),
 		fanoutDropped: vec("state_fanout_dropped_total", "Items that were not handed over; clients find them by their cursors.", "cause"),
 		positions:     vec("state_positions_total", "Delivered positions, by what became of them in the store.", "result"),
+		dedupLookups:  vec("dedup_lookups_total", "Resends that were looked up in the dedup cache, by what was found.", "result"),
+		dedupErrors:   vec("dedup_errors_total", "Calls to the dedup cache that failed, by class; open = not made, as it did not answer lately.", "class"),
+		dedupNotes:    vec("dedup_notes_total", "What the dedup cache was told behind the acks; failed and dropped ones cost a question to the store.", "result"),
+		dedupAnswers: histogram("dedup_answer_seconds", "From the arrival of a resend to its answer, if the dedup cache had it.",
+			[]float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025}),
 	}
+	for _, c := range dedup.Classes() {
+		m.dedupErrors.WithLabelValues(string(c))
+	}
+	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Name: "dedup_open", Help: "1 while the dedup cache is not asked, because it did not answer lately."},
+		func() float64 {
+			if cacheOpen() {
+				return 1
+			}
+			return 0
+		})
 	reg.MustRegister(m.acks, m.duplicates, m.batchRows, m.wait, m.queued, m.appendSeconds, m.unknown,
-		m.fanoutItems, m.fanoutDropped, m.positions)
+		m.fanoutItems, m.fanoutDropped, m.positions, m.dedupLookups, m.dedupErrors, m.dedupNotes, m.dedupAnswers, open)
 	return m
 }
 

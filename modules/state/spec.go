@@ -25,7 +25,7 @@ func Spec() module.Spec {
 				return nil, err
 			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Push: env.Peers.Push(),
+				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Dedup: env.Store.Dedup, Push: env.Peers.Push(),
 				Gateway: func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
 				View:    env.Control.View, Settings: env.Settings,
 				IDs: func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },

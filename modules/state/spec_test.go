@@ -8,6 +8,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/peer"
@@ -37,6 +39,10 @@ func TestSpecAnnouncesTheRole(t *testing.T) {
 		t.Errorf("start without a store: %v", err)
 	}
 	env.Store.SetMessages(newMemStore())
+	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "dedup cache") {
+		t.Errorf("start without a dedup cache: %v", err)
+	}
+	env.Store.SetDedup(memory.New(dedup.Options{}))
 	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "control plane") {
 		t.Errorf("start without a control plane: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/module"
@@ -48,6 +49,7 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Node    im.NodeID
 	Store   func() (store.MessageStore, error)
+	Dedup   func() (dedup.Cache, error)
 	IDs     func(ctx context.Context, marks store.Workers) (ids, error)
 	Push    pushClient
 	Gateway func(im.NodeID) gatewayClient
@@ -83,6 +85,7 @@ type core struct {
 	lanes     []*driver
 	fanout    *fanout
 	hints     *cache[im.MessageID, struct{}]
+	repeats   *repeats
 	positions *positions
 	receipts  *receipts
 	logins    *logins
@@ -90,7 +93,14 @@ type core struct {
 }
 
 // New makes the role; nothing runs yet.
-func New(cfg Config, d Deps) *State { return &State{cfg: cfg, Deps: d, m: newMetrics(d.Reg)} }
+func New(cfg Config, d Deps) *State {
+	s := &State{cfg: cfg, Deps: d}
+	s.m = newMetrics(d.Reg, func() bool {
+		c := s.core.Load()
+		return c != nil && c.repeats.cache.Open()
+	})
+	return s
+}
 
 // serving is the started core.
 func (s *State) serving() (*core, error) {
@@ -106,6 +116,10 @@ func (s *State) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
+	known, err := s.Dedup()
+	if err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
 	source, err := s.IDs(ctx, st)
 	if err != nil {
 		return fmt.Errorf("state: message ids: %w", err)
@@ -114,6 +128,7 @@ func (s *State) Start(ctx context.Context) error {
 		Deps: s.Deps, m: s.m, store: st, ids: source,
 		fanout:    newFanout(s.Push, s.Log, s.m),
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
+		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),
 		logins:    newLogins(st),
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
@@ -140,6 +155,7 @@ func (s *State) Run(ctx context.Context) error {
 		wg.Go(func() { l.run(ctx) })
 	}
 	wg.Go(func() { c.fanout.run(ctx) })
+	wg.Go(func() { c.repeats.run(ctx) })
 	wg.Go(func() { c.positions.run(ctx) })
 	wg.Go(func() { c.receipts.run(ctx) })
 	wg.Go(func() { failed = c.ids.Run(ctx) })

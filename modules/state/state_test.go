@@ -17,6 +17,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/store"
@@ -89,6 +91,7 @@ func (g gateway) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 type node struct {
 	*State
 	st    *memStore
+	cache dedup.Cache
 	ids   *counter
 	out   *recorder
 	view  *control.View
@@ -103,10 +106,11 @@ type node struct {
 func serve(t *testing.T, f func(t *testing.T, n *node)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{st: newMemStore(), ids: &counter{}, out: &recorder{}, view: &control.View{}, ctx: t.Context()}
+		n := &node{st: newMemStore(), cache: memory.New(dedup.Options{}), ids: &counter{}, out: &recorder{}, view: &control.View{}, ctx: t.Context()}
 		n.State = New(DefaultConfig(), Deps{
 			Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Node: "n1",
 			Store:   func() (store.MessageStore, error) { return n.st, nil },
+			Dedup:   func() (dedup.Cache, error) { return n.cache, nil },
 			IDs:     func(context.Context, store.Workers) (ids, error) { return n.ids, nil },
 			Push:    n.out,
 			Gateway: func(id im.NodeID) gatewayClient { return gateway{id, n.out} },
@@ -368,6 +372,76 @@ func TestAnUnknownOutcomeIsFoundOut(t *testing.T) {
 	})
 }
 
+// Somebody else holds the row of one conversation: the others of its lane go on
+// without it.
+func TestAHeldConversationStopsNoOther(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		for i := range 4 { // some share a lane
+			n.st.group(im.ConversationID(fmt.Sprint("g_", i)), "alice", "bob")
+		}
+		n.st.hold("g_0", true)
+		want(t, n.submit(t, run("g_0", "a", "b")), "retry busy", "retry behind")
+		began := time.Now()
+		for i := range 3 {
+			want(t, n.submit(t, run(fmt.Sprint("g_", i+1), "a")), "ok 1")
+		}
+		calls := n.st.count("Append")
+		res, err := n.calls.Submit(n.ctx, &v1.SubmitRequest{Runs: []*v1.Run{run("g_0", "a")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := res.Runs[0].Acks[0]; a.Error.GetReason() != "busy" || a.Error.RetryAfterMs == 0 {
+			t.Errorf("answer %v", a)
+		}
+		if time.Since(began) > 0 || n.st.count("Append") != calls {
+			t.Error("a held conversation was waited for")
+		}
+		n.st.hold("g_0", false)
+		time.Sleep(time.Duration(res.Runs[0].Acks[0].Error.RetryAfterMs) * time.Millisecond)
+		want(t, n.submit(t, run("g_0", "a", "b")), "ok 1", "ok 2")
+		if n.st.noWaits != 2 {
+			t.Errorf("%d rows did not want to wait, want 2", n.st.noWaits)
+		}
+	})
+}
+
+// A batch of unknown outcome meets a held conversation: whether it is stored is
+// found out later, by itself, and then told to the members once.
+func TestAnUnknownOutcomeInAHeldConversationIsFoundOut(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.group("g_1", "alice", "bob")
+		n.st.setFault(func(op string, after bool) error {
+			if !after {
+				return nil
+			}
+			n.st.hold("g_1", true)
+			n.st.setFault(nil)
+			return store.ErrUnknownOutcome
+		})
+		want(t, n.submit(t, run("g_1", "a")), "retry unavailable") // at the end of its patience
+		if items := n.out.take(); len(items) != 0 {
+			t.Fatalf("told %v before it was known", items)
+		}
+		n.st.hold("g_1", false)
+		time.Sleep(5 * time.Second)
+		if items := n.out.take(); len(items) != 1 || items[0].GetEntry().GetSeq() != 1 || items[0].ExcludeSession != "" {
+			t.Fatalf("items %v", items)
+		}
+		want(t, n.submit(t, run("g_1", "a")), "dup 1")
+	})
+}
+
+func TestAnIDWithOtherContentIsRefused(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.group("g_1", "alice")
+		want(t, n.submit(t, run("g_1", "a")), "ok 1")
+		other := run("g_1", "b")
+		other.Sends[0].ClientMessageId, other.Sends[0].Resend = send("a").ClientMessageId, true
+		want(t, n.submit(t, other), "fail id_reused")
+		want(t, n.submit(t, run("g_1", "a")), "dup 1")
+	})
+}
+
 func TestAPanicInTheStoreIsAnUnknownOutcome(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
 		n.st.group("g_1", "alice")
@@ -483,6 +557,7 @@ func TestStartFailsWithoutAStoreOrIDs(t *testing.T) {
 	}
 	d.Reg = prometheus.NewRegistry()
 	d.Store = func() (store.MessageStore, error) { return newMemStore(), nil }
+	d.Dedup = func() (dedup.Cache, error) { return memory.New(dedup.Options{}), nil }
 	d.IDs = func(context.Context, store.Workers) (ids, error) { return nil, away }
 	if err := New(DefaultConfig(), d).Start(t.Context()); !errors.Is(err, away) {
 		t.Errorf("ids: %v", err)

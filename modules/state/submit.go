@@ -2,6 +2,7 @@ package state
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -43,21 +44,54 @@ func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitRe
 	}
 	call := newCall(req, s.m)
 	defer call.count()
-	var runs []*lane.Run
-	for i, r := range req.Runs {
-		if run := c.prepare(call, i, r); run != nil {
-			runs = append(runs, run)
-		}
-	}
-	for _, run := range runs {
-		c.laneOf(run.Conv).do(lane.Submit{Run: run})
-	}
+	runs := c.begin(ctx, call)
 	wait(ctx, call.done, func() {
 		for _, run := range runs {
 			c.laneOf(run.Conv).do(lane.Expire{Run: run})
 		}
 	})
 	return call.res, nil
+}
+
+// begin brings the runs of a call to their lanes. Those with resends come last:
+// what the dedup cache knows of them is answered from it.
+func (c *core) begin(ctx context.Context, call *call) (runs []*lane.Run) {
+	submit := func(i int, r *v1.Run, asked looked) {
+		if run := c.prepare(call, i, r, asked); run != nil {
+			runs = append(runs, run)
+			c.laneOf(run.Conv).do(lane.Submit{Run: run})
+		}
+	}
+	again := make([]*v1.Run, len(call.req.Runs)) // nil = no resend in it
+	some := false
+	for i, r := range call.req.Runs {
+		if slices.ContainsFunc(r.Sends, func(s *v1.RunSend) bool { return s.Resend }) {
+			again[i], some = r, true
+			continue
+		}
+		submit(i, r, looked{})
+	}
+	if !some {
+		return runs
+	}
+	asked := c.repeats.lookUp(ctx, c.store.DataEpoch(), again)
+	for i, r := range again {
+		if r != nil {
+			submit(i, r, asked)
+		}
+	}
+	return runs
+}
+
+// repeated answers a send that the dedup cache knows, and lets others look: the
+// first copy may have been stored by a node that died before it could tell them.
+func (c *core) repeated(call *call, at spot, r *v1.Run, res store.AppendResult) {
+	now := time.Now()
+	c.m.dedupAnswers.Observe(now.Sub(call.began).Seconds())
+	call.answer(at.run, at.send, lane.Verdict{Result: res, Duplicate: true})
+	if c.hintDue(res, now) {
+		c.fanout.add(headItem(im.ConversationID(r.ConversationId), im.SessionID(r.SessionId), res))
+	}
 }
 
 // wait returns when done is closed, calling expire first if ctx or the caller's
@@ -91,10 +125,12 @@ type call struct {
 	m    *metrics
 	left atomic.Int64
 	done chan struct{} // closed when every send has its answer
+
+	began time.Time
 }
 
 func newCall(req *v1.SubmitRequest, m *metrics) *call {
-	c := &call{req: req, res: &v1.SubmitResponse{Runs: make([]*v1.RunResult, len(req.Runs))}, m: m, done: make(chan struct{})}
+	c := &call{began: time.Now(), req: req, res: &v1.SubmitResponse{Runs: make([]*v1.RunResult, len(req.Runs))}, m: m, done: make(chan struct{})}
 	left := 0
 	for i, r := range req.Runs {
 		c.res.Runs[i] = &v1.RunResult{Acks: make([]*clientv1.SendAck, len(r.Sends))}
@@ -142,10 +178,14 @@ func (c *call) count() {
 // prepare checks the sends of a run and gives them message ids. What fails a
 // check is answered; nil if nothing is left for the lane. A check here fails
 // only what can never have been stored.
-func (c *core) prepare(call *call, i int, r *v1.Run) *lane.Run {
+func (c *core) prepare(call *call, i int, r *v1.Run, asked looked) *lane.Run {
 	run := &lane.Run{Conv: im.ConversationID(r.ConversationId), Sends: make([]lane.Send, 0, len(r.Sends))}
 	places := make([]int, 0, len(r.Sends)) // in the request, of each send of run
 	for j, send := range r.Sends {
+		if a, ok := asked.known[spot{i, j}]; ok {
+			c.repeated(call, spot{i, j}, r, resultOf(a))
+			continue
+		}
 		row, err := c.row(r, send)
 		switch {
 		case err == nil:
@@ -165,7 +205,12 @@ func (c *core) prepare(call *call, i int, r *v1.Run) *lane.Run {
 	if len(run.Sends) == 0 {
 		return nil
 	}
-	run.Reply = func(at int, v lane.Verdict) { call.answer(i, places[at], v) }
+	run.Reply = func(at int, v lane.Verdict) {
+		if k, ok := asked.mine[spot{i, places[at]}]; ok && v.Err != nil && !im.Retryable(v.Err) {
+			c.repeats.cancelled(k)
+		}
+		call.answer(i, places[at], v)
+	}
 	return run
 }
 

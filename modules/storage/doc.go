@@ -10,7 +10,7 @@
 // # Invariants
 //
 //   - After Start both stores have answered once; until Close they are the ones
-//     that store.Handle gives.
+//     that store.Handle gives. So is the dedup cache, which need not have answered.
 //   - No node starts whose clock is more than 5 minutes behind the newest stored
 //     entry: new messages would seem older than those before them, and ids could
 //     come twice.

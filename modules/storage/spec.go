@@ -12,7 +12,11 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("storage", &cfg); err != nil {
 				return nil, err
 			}
-			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, DataDir: env.DataDir, Handle: env.Store})
+			redis := DefaultRedisConfig()
+			if err := env.Config("redis", &redis); err != nil {
+				return nil, err
+			}
+			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, DataDir: env.DataDir, Handle: env.Store})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil
 		},

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
@@ -33,13 +34,19 @@ const (
 type Drivers struct {
 	Messages store.Drivers[store.MessageStore]
 	Routes   store.Drivers[store.RouteStore]
+	Dedup    map[string]DedupOpener // by the values of storage.dedup
 }
+
+// DedupOpener makes a dedup cache. It need not reach what it depends on; an
+// error is one of the configuration.
+type DedupOpener func(RedisConfig, dedup.Options, *zap.Logger) (dedup.Cache, error)
 
 // Deps are what a Storage uses.
 type Deps struct {
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	Drivers Drivers
+	Redis   RedisConfig
 	DataDir string        // for the default database and relative paths
 	Handle  *store.Handle // where the open stores are published
 }
@@ -55,6 +62,7 @@ type Storage struct {
 
 	messages store.MessageStore // set by Start
 	routes   store.RouteStore
+	dedup    dedup.Cache
 }
 
 // New wires a Storage; nothing is opened before Start.
@@ -75,7 +83,8 @@ func New(cfg Config, deps Deps) *Storage {
 	return s
 }
 
-// Start opens both stores, checks the clock and publishes them.
+// Start opens both stores and the dedup cache, checks the clock and publishes
+// them.
 func (s *Storage) Start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -84,8 +93,9 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
-	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, place(s.cfg.DSN, s.deps.DataDir), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.dsn: %w", err)
+	dsn, key := s.cfg.messages(s.deps.DataDir)
+	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	if err := s.checkClock(ctx); err != nil {
 		return err
@@ -93,15 +103,32 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 	if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
 		return fmt.Errorf("storage.routes: %w", err)
 	}
+	if err := s.openDedup(); err != nil {
+		return err
+	}
 	s.deps.Handle.SetMessages(s.messages)
 	s.deps.Handle.SetRoutes(s.routes)
+	s.deps.Handle.SetDedup(s.dedup)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
+	return nil
+}
+
+// openDedup makes the cache of acknowledged sends. One that is away does not
+// keep the node from starting.
+func (s *Storage) openDedup() (err error) {
+	open, ok := s.deps.Drivers.Dedup[s.cfg.Dedup]
+	if !ok {
+		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: no driver for %q", s.cfg.Dedup)}
+	}
+	if s.dedup, err = open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log); err != nil {
+		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: %w", err)}
+	}
 	return nil
 }
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
@@ -136,14 +163,18 @@ func (s *Storage) Drain(context.Context) error { return nil }
 func (s *Storage) Close() error {
 	s.deps.Handle.SetMessages(nil)
 	s.deps.Handle.SetRoutes(nil)
+	s.deps.Handle.SetDedup(nil)
 	var errs []error
+	if s.dedup != nil {
+		errs = append(errs, s.dedup.Close())
+	}
 	if s.routes != nil {
 		errs = append(errs, s.routes.Close())
 	}
 	if s.messages != nil {
 		errs = append(errs, s.messages.Close())
 	}
-	s.routes, s.messages = nil, nil
+	s.routes, s.messages, s.dedup = nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -14,6 +14,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
@@ -64,6 +66,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 				}
 				return r.messages, nil
 			}},
+			Dedup: map[string]DedupOpener{"memory": func(_ RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) { return memory.New(o), nil }},
 			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
 				if r.failR != nil {
 					return nil, r.failR

@@ -98,7 +98,7 @@ func fence(library string, allowed ...string) rule {
 // whole may see everything: they compose the program or drive it from outside.
 var whole = either(under("cmd", "test", "pkg/testenv", "pkg/archtest"), func(p string) bool { return p == "modules" || p == module })
 
-var drivers = under("pkg/store/sqlite", "pkg/store/memory", "pkg/store/postgres", "pkg/store/redis", "pkg/store/etcd", "pkg/control/etcd", "pkg/control/embedded")
+var drivers = under("pkg/store/sqlite", "pkg/store/memory", "pkg/store/postgres", "pkg/store/redis", "pkg/store/etcd", "pkg/control/etcd", "pkg/control/embedded", "pkg/dedup/memory", "pkg/dedup/redis")
 
 var rules = []rule{
 	{
@@ -150,8 +150,8 @@ var rules = []rule{
 	fence("go.etcd.io/etcd/client", "pkg/control/etcd", "pkg/control/embedded", "pkg/store/etcd", "pkg/control/controltest", "cmd"),
 	fence("go.etcd.io/etcd/server", "pkg/control/embedded"),
 	fence("modernc.org/sqlite", "pkg/store/sqlite", "test/requirements/stranger"),
-	fence("github.com/jackc/pgx", "pkg/store/postgres"),
-	fence("github.com/redis/rueidis", "pkg/store/redis"),
+	fence("github.com/jackc/pgx", "pkg/store/postgres", "pkg/testenv", "test"),
+	fence("github.com/redis/rueidis", "pkg/store/redis", "pkg/dedup/redis"),
 	fence("github.com/spf13/viper", "pkg/config"),
 	fence("github.com/spf13/cobra", "cmd"),
 	fence("github.com/sony/sonyflake", "pkg/idgen"),

@@ -111,7 +111,7 @@ var traits = []trait{
 	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: MemberKill, area: etcds, min: 500 * ms, max: 6000 * ms, etcd: true, long: true},
 	{kind: MemberPause, area: etcds, min: 1000 * ms, max: 10_000 * ms, etcd: true, long: true},
-	{kind: MemberPartition, area: etcds, min: 24_000 * ms, max: 30_000 * ms, etcd: true, long: true},
+	{kind: MemberPartition, area: etcds, min: 26_000 * ms, max: 30_000 * ms, etcd: true, long: true},
 	{kind: LeaderChange, area: etcds, min: 1000 * ms, max: 1500 * ms, etcd: true},
 	{kind: Compaction, area: etcds, min: 3000 * ms, max: 6000 * ms, etcd: true, long: true},
 	{kind: LeaseRevoke, area: etcds, min: 2000 * ms, max: 3000 * ms, etcd: true},

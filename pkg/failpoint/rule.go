@@ -48,7 +48,7 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
-	NoRequireLeader       Defect = "no-require-leader"       // a watch stays with a member of etcd that has lost the others
+	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
 	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
 )
 

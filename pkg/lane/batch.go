@@ -17,6 +17,10 @@ func (l *Lane) issue(now time.Time) {
 			return
 		}
 	}
+	if w := l.takeDoubt(now); w != nil {
+		l.begin(w)
+		return
+	}
 	l.failures = 0
 	l.fx.Probed = append(l.fx.Probed, l.probes...)
 	l.probes = l.probes[:0]
@@ -41,15 +45,16 @@ func wanted(rows []*pendingRow) []*pendingRow {
 }
 
 func (l *Lane) begin(w *Work) {
-	w.prepare()
+	l.prepare(w)
 	l.out, l.fx.Work = w, w
 }
 
 // prepare sets what the store gets.
-func (w *Work) prepare() {
+func (l *Lane) prepare(w *Work) {
 	w.Append = make([]store.AppendRow, len(w.rows))
 	for i, row := range w.rows {
 		w.Append[i] = row.Row
+		w.Append[i].NoWait = l.held[row.Row.Conversation] != nil
 	}
 }
 

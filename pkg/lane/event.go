@@ -7,7 +7,8 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 )
 
-// Event is what happens to a lane: Submit, Expire, Result, Probe, Drain or Stop.
+// Event is what happens to a lane: Submit, Expire, Result, Tick, Probe, Drain or
+// Stop.
 type Event interface{ event() }
 
 // Events.
@@ -24,6 +25,8 @@ type (
 		Err     error
 		Took    time.Duration
 	}
+	// Tick says that the time of Effects.Wake has passed.
+	Tick struct{}
 	// Probe asks for a sign of life: Ch is given back in Effects.Probed when no
 	// call is out. It is not answered if too many wait already.
 	Probe struct{ Ch chan<- struct{} }
@@ -36,6 +39,7 @@ type (
 func (Submit) event() {}
 func (Expire) event() {}
 func (Result) event() {}
+func (Tick) event()   {}
 func (Probe) event()  {}
 func (Drain) event()  {}
 func (Stop) event()   {}
@@ -47,6 +51,7 @@ type Effects struct {
 	Committed []Committed       // to be told to whom it concerns
 	Probed    []chan<- struct{} // to be closed
 	Work      *Work             // the call to begin; nil = none
+	Wake      time.Duration     // a Tick is wanted after it, in place of an earlier wish; 0 = none
 }
 
 // Answer is the verdict about one send of a run.

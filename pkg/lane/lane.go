@@ -49,6 +49,9 @@ const (
 //	queued, split -> done
 //	                nobody waits for it any more (refused, too old, expired)
 //
+// A conversation that somebody else holds in the store leaves the batch and is
+// held: see hold. Its rows that may be stored stay out until they are known.
+//
 // Invariants: one call to the store is out at a time. A row whose call had an
 // unknown outcome runs again, unchanged and in its place, until the outcome is
 // known; that a later try failed does not tell it. Each send of each run is
@@ -63,8 +66,9 @@ type Lane struct {
 
 	out      *Work           // the call that is out; nil = idle
 	parts    [][]*pendingRow // of the batch that is being split; the next is last
-	failures int             // failed calls of the search that goes on
-	aways    int             // batches refused in a row because the store was away
+	held     map[im.ConversationID]*hold
+	failures int // failed calls of the search that goes on
+	aways    int // batches refused in a row because the store was away
 	probes   []chan<- struct{}
 	runs     int // number of the last run
 	numbered int // number of the last row
@@ -163,8 +167,8 @@ type Verdict struct {
 // New returns an empty lane.
 func New() *Lane {
 	return &Lane{
-		pending: map[rowKey]*pendingRow{},
-		shares:  map[im.ConversationID]share{}, blocked: map[im.ConversationID]bool{},
+		pending: map[rowKey]*pendingRow{}, held: map[im.ConversationID]*hold{},
+		shares: map[im.ConversationID]share{}, blocked: map[im.ConversationID]bool{},
 	}
 }
 
@@ -178,7 +182,7 @@ func (l *Lane) Step(now time.Time, ev Event) *Effects {
 	case Expire:
 		l.expire(ev.Run)
 	case Result:
-		l.result(ev)
+		l.result(now, ev)
 	case Probe:
 		l.probe(ev.Ch)
 	case Drain:
@@ -189,11 +193,12 @@ func (l *Lane) Step(now time.Time, ev Event) *Effects {
 	if l.out == nil {
 		l.issue(now)
 	}
+	l.fx.Wake = l.wake(now)
 	return &l.fx
 }
 
 // Idle reports whether nothing waits and nothing is out.
-func (l *Lane) Idle() bool { return l.out == nil && l.head == nil }
+func (l *Lane) Idle() bool { return l.out == nil && l.head == nil && !l.doubts() }
 
 // Queued is how many rows and changes wait for their first call.
 func (l *Lane) Queued() int { return l.rows }
@@ -226,7 +231,7 @@ func (l *Lane) submit(now time.Time, r *Run) {
 	l.runs++
 	r.number, r.arrived = l.runs, now
 	if r.Change != nil {
-		l.submitChange(r)
+		l.submitChange(now, r)
 		return
 	}
 	r.slots = make([]slot, len(r.Sends))
@@ -235,6 +240,12 @@ func (l *Lane) submit(now time.Time, r *Run) {
 		return
 	}
 	at := l.join(now, r)
+	if h := l.holds(now, r.Conv); h != nil {
+		if at < len(r.Sends) {
+			l.refuse(r, at, l.errHeld(now, h))
+		}
+		return
+	}
 	for ; at < len(r.Sends); at++ {
 		s := &r.Sends[at]
 		if l.rows >= maxQueueRows || l.bytes+s.Size > maxQueueBytes {
@@ -250,8 +261,11 @@ func (l *Lane) submit(now time.Time, r *Run) {
 	}
 }
 
-func (l *Lane) submitChange(r *Run) {
+func (l *Lane) submitChange(now time.Time, r *Run) {
+	h := l.holds(now, r.Conv)
 	switch {
+	case h != nil:
+		l.settle(r, store.ChangeResult{}, l.errHeld(now, h))
 	case l.draining:
 		l.settle(r, store.ChangeResult{}, errAway())
 	case l.rows >= maxQueueRows:
@@ -404,12 +418,17 @@ func (l *Lane) expire(r *Run) {
 		}
 		return
 	}
+	l.dropChange(r, errAway())
+}
+
+// dropChange answers a change and takes it out of the queue if it is there.
+func (l *Lane) dropChange(r *Run, err *im.Error) {
 	if r.linked {
 		l.rows--
 		r.queued = 0
 		l.unlink(r)
 	}
-	l.settle(r, store.ChangeResult{}, errAway())
+	l.settle(r, store.ChangeResult{}, err)
 }
 
 func (l *Lane) settle(r *Run, res store.ChangeResult, err error) {
@@ -448,11 +467,18 @@ func (l *Lane) stop() {
 			l.abandon(row)
 		}
 	}
+	for _, h := range l.held {
+		if h.doubt == nil {
+			continue
+		}
+		if h.doubt.Change != nil {
+			l.settle(h.doubt.Change, store.ChangeResult{}, errAway())
+		}
+		for _, row := range h.doubt.rows {
+			l.abandon(row)
+		}
+	}
 }
 
 // abandon refuses everyone who waits for a row.
-func (l *Lane) abandon(row *pendingRow) {
-	for _, w := range row.waiters {
-		l.refuse(w.run, w.at, errAway())
-	}
-}
+func (l *Lane) abandon(row *pendingRow) { l.refuseWaiters(row, errAway()) }

@@ -20,6 +20,7 @@ type bench struct {
 	now     time.Time
 	out     *Work
 	commits []Committed
+	wake    time.Duration
 	seq     im.Seq
 	ids     im.MessageID
 }
@@ -47,6 +48,7 @@ func (b *bench) step(ev Event) {
 		close(ch)
 	}
 	b.commits = append(b.commits, fx.Committed...)
+	b.wake = fx.Wake
 	if fx.Work != nil {
 		if b.out != nil {
 			b.t.Fatal("a second call while one is out")

@@ -11,19 +11,26 @@ import (
 )
 
 // result takes the outcome of the call that was out.
-func (l *Lane) result(ev Result) {
+func (l *Lane) result(now time.Time, ev Result) {
 	w := l.out
 	l.out = nil
+	if busy := busyIn(w, ev.Err); busy != nil {
+		if rest := l.aside(now, w, busy); len(rest) > 0 {
+			l.begin(&Work{rows: rest, Reruns: w.Reruns})
+		}
+		return
+	}
 	switch {
 	case Unknown(ev.Err), w.Change == nil && ev.Err == nil && len(ev.Results) != len(w.rows),
 		w.Reruns > 0 && !final(ev.Err):
 		l.rerun(w)
 	case w.Change != nil:
 		l.changed(w.Change, ev)
+		l.freed(w.Change.Conv)
 	case ev.Err == nil:
 		l.aways = 0
 		l.measure(len(w.rows), ev.Took)
-		l.answered(w, ev.Results)
+		l.answered(now, w, ev.Results)
 	default:
 		l.failed(w, ev.Err)
 	}
@@ -64,9 +71,13 @@ func (l *Lane) measure(rows int, took time.Duration) {
 	l.rate += (rate - l.rate) / 5
 }
 
-// answered takes the results of a call that succeeded. A row that may be stored
-// and was not looked at, as its conversation was locked, runs again.
-func (l *Lane) answered(w *Work, results []store.AppendResult) {
+// answered takes the results of a call that succeeded. Conversations that it
+// found held by somebody else go aside. A row that may be stored and was not
+// looked at for another reason runs again.
+func (l *Lane) answered(now time.Time, w *Work, results []store.AppendResult) {
+	if busy := busyRows(w, results); busy != nil {
+		w, results = l.lookedAt(now, w, results, busy)
+	}
 	var again []*pendingRow
 	for i, row := range w.rows {
 		if w.Reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
@@ -77,18 +88,37 @@ func (l *Lane) answered(w *Work, results []store.AppendResult) {
 	}
 	if len(again) > 0 {
 		next := &Work{rows: again, Reruns: w.Reruns}
-		next.prepare()
+		l.prepare(next)
 		l.rerun(next)
 	}
 }
 
+// lookedAt puts the busy conversations of a call aside and returns the rest of
+// it with its results. What the call says of their other rows counts for nothing
+// but "stored" and "never": those were looked at.
+func (l *Lane) lookedAt(now time.Time, w *Work, results []store.AppendResult, busy map[im.ConversationID]bool) (*Work, []store.AppendResult) {
+	rest, aside := &Work{Reruns: w.Reruns}, &Work{Reruns: w.Reruns}
+	var kept []store.AppendResult
+	for i, row := range w.rows {
+		if e := results[i].Err; busy[row.Row.Conversation] && e != nil && im.Retryable(e) {
+			aside.rows = append(aside.rows, row)
+			continue
+		}
+		rest.rows = append(rest.rows, row)
+		kept = append(kept, results[i])
+	}
+	l.aside(now, aside, busy)
+	return rest, kept
+}
+
 // stored takes the result of one row of a call that succeeded.
 func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
+	if res.Err == nil || !im.Retryable(res.Err) {
+		l.freed(row.Row.Conversation)
+	}
 	switch {
 	case res.Err != nil && im.Retryable(res.Err):
-		for _, w := range row.waiters {
-			l.refuse(w.run, w.at, res.Err)
-		}
+		l.refuseWaiters(row, res.Err)
 	case res.Err != nil:
 		l.failRow(row, res.Err)
 	default:

@@ -142,13 +142,16 @@ func (s *sim) judge(c *simClient, msg int, v Verdict) {
 }
 
 // apply stores rows as a store does: all or nothing.
-func (s *sim) apply(rows []store.AppendRow, locked im.ConversationID) []store.AppendResult {
+func (s *sim) apply(rows []store.AppendRow, locked im.ConversationID, why *im.Error) []store.AppendResult {
 	res := make([]store.AppendResult, len(rows))
 	behind := map[int]bool{}
 	for i, r := range rows {
 		if r.Conversation == locked || behind[r.Run] {
+			res[i].Err = why
+			if behind[r.Run] && r.Conversation != locked {
+				res[i].Err = errBehind()
+			}
 			behind[r.Run] = true
-			res[i].Err = errAway()
 			continue
 		}
 		if seq, id := s.find(keyOf(&r)); seq != 0 {
@@ -187,14 +190,18 @@ func (s *sim) finish(how string) {
 	case bad:
 		ev.Err = im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "store", "")
 	case how == "lost after":
-		s.apply(w.Append, "")
+		s.apply(w.Append, "", nil)
 		ev.Err = store.ErrUnknownOutcome
 	case how == "fault":
 		ev.Err = errors.New("fault")
 	case how == "locked":
-		ev.Results = s.apply(w.Append, w.Append[len(w.Append)/2].Conversation)
+		ev.Results = s.apply(w.Append, w.Append[len(w.Append)/2].Conversation, errAway())
+	case how == "held rows":
+		ev.Results = s.apply(w.Append, w.Append[len(w.Append)/2].Conversation, retry(clientv1.Reason_REASON_BUSY, "", 0))
+	case how == "held":
+		ev.Err = &store.BusyConversationError{Conversations: []im.ConversationID{w.Append[len(w.Append)/2].Conversation}}
 	default:
-		ev.Results = s.apply(w.Append, "")
+		ev.Results = s.apply(w.Append, "", nil)
 	}
 	s.step(ev)
 }
@@ -212,7 +219,7 @@ func TestLaneKeepsItsPromises(t *testing.T) {
 			}
 			s.clients = append(s.clients, c)
 		}
-		outcomes := rapid.SampledFrom([]string{"ok", "ok", "ok", "lost before", "lost after", "away", "fault", "locked"})
+		outcomes := rapid.SampledFrom([]string{"ok", "ok", "ok", "lost before", "lost after", "away", "fault", "locked", "held", "held rows"})
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			c := s.clients[rapid.IntRange(0, len(s.clients)-1).Draw(t, "client")]
 			switch rapid.IntRange(0, 9).Draw(t, "action") {
@@ -230,6 +237,7 @@ func TestLaneKeepsItsPromises(t *testing.T) {
 				}
 			case 4:
 				s.now = s.now.Add(time.Duration(rapid.IntRange(1, 500).Draw(t, "ms")) * time.Millisecond)
+				s.step(Tick{})
 			default:
 				if s.out != nil {
 					s.finish(outcomes.Draw(t, "outcome"))
@@ -249,12 +257,14 @@ func (s *sim) settle() {
 			if c.run == nil && c.oldest < c.made {
 				s.send(c, min(64, c.made-c.oldest))
 			}
-			busy = busy || c.run != nil
+			busy = busy || c.run != nil || c.oldest < c.made
 		}
 		if s.out != nil {
 			s.finish("ok")
 			busy = true
 		}
+		s.now = s.now.Add(maxHold)
+		s.step(Tick{})
 		if !busy {
 			return
 		}
@@ -266,6 +276,8 @@ func (s *sim) settle() {
 func (s *sim) check() {
 	for s.out != nil { // of broken connections
 		s.finish("ok")
+		s.now = s.now.Add(maxHold)
+		s.step(Tick{})
 	}
 	if !s.l.Idle() || len(s.l.pending) != 0 || s.l.rows != 0 || s.l.bytes != 0 {
 		s.t.Fatalf("left over: pending %d, rows %d, bytes %d", len(s.l.pending), s.l.rows, s.l.bytes)

@@ -23,11 +23,11 @@ type isolated struct{ context.Context }
 
 func (isolated) Value(any) any { return nil }
 
-// call runs h as a network would: with a deadline, without the caller's
+// call runs f of h as a network would: with a deadline, without the caller's
 // values, without panics, and with errors as they come off the wire. The
 // request stays the caller's and is read-only for both while the call lasts;
 // the response is the caller's.
-func call[Req, Res any](ctx context.Context, s *Set, op string, h func(context.Context, *Req) (*Res, error), req *Req) (res *Res, err error) {
+func call[H, Req, Res any](ctx context.Context, s *Set, op string, h H, f function[H, Req, Res], req *Req) (res *Res, err error) {
 	ctx, cancel := context.WithTimeout(isolated{ctx}, CallTimeout)
 	defer cancel()
 	defer func() {
@@ -37,9 +37,9 @@ func call[Req, Res any](ctx context.Context, s *Set, op string, h func(context.C
 		}
 	}()
 	if s.parity {
-		return parityCall(ctx, op, h, req)
+		return parityCall(ctx, op, h, f, req)
 	}
-	res, err = h(ctx, req)
+	res, err = f(h, ctx, req)
 	if err != nil {
 		return nil, normalise(op, err)
 	}
@@ -56,10 +56,10 @@ func normalise(op string, err error) error {
 
 // parityCall hands over copies and checks that the callee left the request
 // alone, so that aliasing shows in tests and not when roles are split.
-func parityCall[Req, Res any](ctx context.Context, op string, h func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+func parityCall[H, Req, Res any](ctx context.Context, op string, h H, f function[H, Req, Res], req *Req) (*Res, error) {
 	in := proto.Clone(any(req).(proto.Message))
 	before := proto.Clone(in)
-	res, err := h(ctx, any(in).(*Req))
+	res, err := f(h, ctx, any(in).(*Req))
 	if !proto.Equal(in, before) {
 		panic(op + ": the handler changed its request")
 	}

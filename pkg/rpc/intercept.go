@@ -76,15 +76,13 @@ func (s *Server) guard(next connect.ServerFunc) connect.ServerFunc {
 				err = im.ToConnect(err)
 			}
 		}()
-		select {
-		case s.slots <- struct{}{}:
-			defer func() { <-s.slots }()
-		default:
-			return im.Errorf(clientv1.Reason_REASON_BUSY, "rpc", "%d calls are being answered already", MaxInFlight)
+		if !s.gate.Enter(s.opt.Class(spec)) {
+			return im.Errorf(clientv1.Reason_REASON_BUSY, "rpc", "%d calls are being answered already", s.gate.InFlight())
 		}
+		defer s.gate.Leave()
 		ctx, cancel := s.timeout(ctx, spec)
 		defer cancel()
-		return next(ctx, spec, requestStream{stream})
+		return next(ctx, spec, requestStream{stream, ctx, s.opt.MaxRequest})
 	}
 }
 
@@ -108,13 +106,20 @@ func unknownMethod(_ context.Context, spec connect.Spec, _ connect.ServerStream)
 }
 
 // requestStream marks errors of reading the request as the caller's.
-type requestStream struct{ connect.ServerStream }
+type requestStream struct {
+	connect.ServerStream
+	ctx        context.Context // of the call
+	maxRequest int
+}
 
-// Receive reads the request. Errors: too_large, bad_request, unavailable.
+// Receive reads the request. Errors: too_large, bad_request, unavailable; also
+// if nobody waits for the answer any more, so that expired work is not begun.
 func (s requestStream) Receive(msg any) error {
 	err := s.ServerStream.Receive(msg)
 	if err == nil {
-		return nil
+		if err = s.ctx.Err(); err == nil {
+			return nil
+		}
 	}
 	e := &im.Error{Reason: clientv1.Reason_REASON_BAD_REQUEST, Op: "rpc.Receive", Msg: "the request cannot be read", Err: err}
 	var ce *connect.Error
@@ -122,7 +127,7 @@ func (s requestStream) Receive(msg any) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		e.Reason, e.Msg = clientv1.Reason_REASON_UNAVAILABLE, "the request did not arrive in time"
 	case errors.As(err, &ce) && ce.Code() == connect.CodeResourceExhausted:
-		e.Reason, e.Msg = clientv1.Reason_REASON_TOO_LARGE, fmt.Sprintf("the request is larger than %d bytes", MaxRequest)
+		e.Reason, e.Msg = clientv1.Reason_REASON_TOO_LARGE, fmt.Sprintf("the request is larger than %d bytes", s.maxRequest)
 	case errors.As(err, &ce) && ce.Message() != "":
 		e.Msg = tidy(ce.Message())
 	}

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
@@ -100,17 +101,51 @@ func TestCallsEndByTheirLimit(t *testing.T) {
 func TestMoreCallsThanSlotsGetBusy(t *testing.T) {
 	s := NewServer(Options{Log: zap.NewNop(), Metrics: NewMetrics(prometheus.NewRegistry())})
 	for range MaxInFlight {
-		s.slots <- struct{}{}
+		s.gate.Enter(balance.Append)
 	}
 	next := s.guard(func(context.Context, connect.Spec, connect.ServerStream) error { return nil })
 	if err := next(t.Context(), connect.Spec{}, nil); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY || connect.CodeOf(err) != connect.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
-	<-s.slots
+	s.gate.Leave()
 	for range 3 { // the slot comes back each time
 		if err := next(t.Context(), connect.Spec{}, nil); err != nil {
 			t.Errorf("%v", err)
 		}
+	}
+}
+
+// What matters less is refused first.
+func TestCallsAreShedByClass(t *testing.T) {
+	class := balance.History
+	s := NewServer(Options{Log: zap.NewNop(), Metrics: NewMetrics(prometheus.NewRegistry()), MaxInFlight: 10, Class: func(connect.Spec) balance.Class { return class }})
+	for range 8 {
+		s.gate.Enter(balance.Vital)
+	}
+	next := s.guard(func(context.Context, connect.Spec, connect.ServerStream) error { return nil })
+	if err := next(t.Context(), connect.Spec{}, nil); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+		t.Errorf("reading history at 80 %%: %v", err)
+	}
+	class = balance.Append
+	if err := next(t.Context(), connect.Spec{}, nil); err != nil {
+		t.Errorf("storing at 80 %%: %v", err)
+	}
+}
+
+// arrived is a request that is there.
+type arrived struct{ connect.ServerStream }
+
+func (arrived) Receive(any) error { return nil }
+
+func TestExpiredWorkIsNotBegun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := requestStream{arrived{}, ctx, 100}
+	if err := s.Receive(nil); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := s.Receive(nil); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+		t.Errorf("nobody waits any more: %v", err)
 	}
 }
 

@@ -10,13 +10,16 @@ import (
 	"connectrpc.com/connect/v2/connecthttp"
 	"connectrpc.com/connect/v2/connectproto"
 	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/balance"
 )
 
 // Limits of every request.
 const (
 	// MaxRequest is the largest request in bytes, decompressed.
 	MaxRequest = 1 << 20
-	// MaxInFlight is how many calls one server answers at once; more get busy.
+	// MaxInFlight is how many calls one server answers at once unless its options
+	// say otherwise; more get busy.
 	MaxInFlight = 512
 	// bodyTimeout is how long a body may take to arrive.
 	bodyTimeout = 10 * time.Second
@@ -34,6 +37,13 @@ type Options struct {
 	// Interceptors run inside those of this package: errors they return are
 	// turned into wire errors, panics are caught.
 	Interceptors []connect.ServerInterceptor
+	// MaxRequest is the largest request in bytes, decompressed; 0 = MaxRequest.
+	MaxRequest int
+	// MaxInFlight is how many calls are answered at once; 0 = MaxInFlight.
+	MaxInFlight int
+	// Class says how much a method matters when there are too many calls; nil =
+	// all the same.
+	Class func(connect.Spec) balance.Class
 }
 
 // Server serves Connect, gRPC and gRPC-Web, each with protobuf or JSON, and GET
@@ -41,7 +51,7 @@ type Options struct {
 type Server struct {
 	opt     Options
 	connect *connect.Server
-	slots   chan struct{} // MaxInFlight calls; a full one is answered busy
+	gate    *balance.Gate // what does not enter is answered busy
 }
 
 // NewServer makes a server without methods; register them with Connect.
@@ -49,7 +59,16 @@ func NewServer(opt Options) *Server {
 	if opt.Timeout == nil {
 		opt.Timeout = func(connect.Spec) time.Duration { return 5 * time.Second }
 	}
-	s := &Server{opt: opt, slots: make(chan struct{}, MaxInFlight)}
+	if opt.Class == nil {
+		opt.Class = func(connect.Spec) balance.Class { return balance.Append }
+	}
+	if opt.MaxRequest == 0 {
+		opt.MaxRequest = MaxRequest
+	}
+	if opt.MaxInFlight == 0 {
+		opt.MaxInFlight = MaxInFlight
+	}
+	s := &Server{opt: opt, gate: balance.NewGate(opt.MaxInFlight)}
 	s.connect = connect.NewServer(append([]connect.ServerInterceptor{s.observe, s.guard}, opt.Interceptors...)...)
 	s.connect.SetUnknownHandler(unknownMethod)
 	return s
@@ -71,7 +90,7 @@ func (s *Server) Specs() []connect.Spec {
 // of http.ServeMux. wrap is put around each; nil = nothing.
 func (s *Server) Mount(mount func(pattern string, h http.Handler), wrap func(http.Handler) http.Handler) {
 	mux := http.NewServeMux()
-	connecthttp.Mount(mux, s.connect, connecthttp.WithReadMaxBytes(MaxRequest),
+	connecthttp.Mount(mux, s.connect, connecthttp.WithReadMaxBytes(s.opt.MaxRequest),
 		connecthttp.WithCodecs(connectproto.NewBinaryCodec(), strictJSON()), connecthttp.WithCompressMinBytes(1024))
 	if wrap == nil {
 		wrap = func(h http.Handler) http.Handler { return h }

@@ -164,6 +164,9 @@ func (l *laneDriver) do(ev lane.Event) {
 	if work := fx.Work; work != nil {
 		l.n.later(work.After, func() { l.call(work) })
 	}
+	if fx.Wake > 0 { // one too many does no harm
+		l.n.later(fx.Wake, func() { l.do(lane.Tick{}) })
+	}
 }
 
 // call makes one call to the store.
@@ -175,7 +178,7 @@ func (l *laneDriver) call(work *lane.Work) {
 	}
 	switch {
 	case work.Change != nil:
-		l.n.store(1, func() (r lane.Result) {
+		l.n.store([]im.ConversationID{work.Change.Conv}, func() (r lane.Result) {
 			r.Change, r.Err = l.n.w.store.change(work.Change.Change, began)
 			return r
 		}, end)
@@ -201,7 +204,11 @@ func (l *laneDriver) append(rows []store.AppendRow, end func(lane.Result)) {
 			told(r)
 		}
 	}
-	l.n.store(len(rows), func() lane.Result {
+	convs := make([]im.ConversationID, len(rows))
+	for i := range rows {
+		convs[i] = rows[i].Conversation
+	}
+	l.n.store(convs, func() lane.Result {
 		if slices.ContainsFunc(rows, func(r store.AppendRow) bool { return strings.HasSuffix(string(r.ClientMessageID), "!") }) {
 			return lane.Result{Err: im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "model", "poison")}
 		}
@@ -256,10 +263,11 @@ func (l *laneDriver) halves(rows []store.AppendRow, end func(lane.Result)) {
 }
 
 // store makes a call whose outcome the dice decide. apply happens in the store,
-// whatever becomes of this node; end hears the outcome if there is one.
-func (n *stateNode) store(rows int, apply func() lane.Result, end func(lane.Result)) {
+// whatever becomes of this node; end hears the outcome if there is one. convs are
+// the conversations of its rows.
+func (n *stateNode) store(convs []im.ConversationID, apply func() lane.Result, end func(lane.Result)) {
 	w, p := n.w, &n.w.plan
-	took := w.between(time.Millisecond, 4*time.Millisecond) + time.Duration(rows)*20*time.Microsecond
+	took := w.between(time.Millisecond, 4*time.Millisecond) + time.Duration(len(convs))*20*time.Microsecond
 	if w.chance(p.slow) {
 		took = w.between(50*time.Millisecond, 2500*time.Millisecond)
 	}
@@ -278,8 +286,11 @@ func (n *stateNode) store(rows int, apply func() lane.Result, end func(lane.Resu
 	switch {
 	case w.chance(p.away):
 		r := lane.Result{Err: errFault}
-		if w.rng.IntN(2) == 0 {
+		switch w.rng.IntN(3) {
+		case 0:
 			r.Err = im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "model", "away")
+		case 1:
+			r.Err = &store.BusyConversationError{Conversations: convs[w.rng.IntN(len(convs)):][:1]}
 		}
 		tell(took, r)
 	case w.chance(p.unknown) && w.rng.IntN(2) == 0:

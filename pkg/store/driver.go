@@ -15,9 +15,12 @@ import (
 // Why a store could not be opened. The error that wraps one of these is a
 // sentence for the operator.
 var (
-	// ErrSchema says that the store was written by a newer version of imd: a
-	// fault of the installation, exit status 78.
-	ErrSchema = errors.New("the schema is newer than this program knows")
+	// ErrSchema says that what is stored has another form than this program
+	// works with, older or newer: a fault of the installation, exit status 78.
+	ErrSchema = errors.New("the schema is not the one that this program needs")
+	// ErrUnsafe says that the server of the store is set up so that it could lose
+	// or mix up messages: a fault of the installation, exit status 78.
+	ErrUnsafe = errors.New("the server of the store is not set up for messages")
 	// ErrClock says that this machine's clock is far behind the newest stored
 	// entry: a fault of the installation, exit status 78.
 	ErrClock = errors.New("the clock is behind the store")

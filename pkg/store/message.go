@@ -12,6 +12,28 @@ import (
 // ErrUnknownOutcome marks an error after which a change may have been made.
 var ErrUnknownOutcome = errors.New("the outcome is unknown")
 
+// BusyConversationError says that a call stored nothing because somebody else
+// held conversations of it for longer than the driver waits. The other rows may
+// be appended again at once; rows of these conversations should be appended
+// later, and then with AppendRow.NoWait.
+type BusyConversationError struct {
+	// Conversations are those that were found held; never empty.
+	Conversations []im.ConversationID
+	// Err is the cause, for the log; may be nil.
+	Err error
+}
+
+// Error names no conversation, so that the text is the same for all.
+func (e *BusyConversationError) Error() string {
+	if e.Err == nil {
+		return "a conversation is held by somebody else"
+	}
+	return "a conversation is held by somebody else: " + e.Err.Error()
+}
+
+// Unwrap is the cause.
+func (e *BusyConversationError) Unwrap() error { return e.Err }
+
 // ErrNotFound says that there is no such user, key or mark.
 var ErrNotFound = errors.New("not found")
 
@@ -75,8 +97,12 @@ type Log interface {
 	// A row with a retryable error makes every later row of the same Run
 	// retryable (behind). Row errors do not fail the call.
 	//
-	// Errors: ErrUnknownOutcome: run the same batch again, in its place. Others:
-	// nothing was stored; a batch that cannot be stored for what one row contains
+	// A row whose conversation is held by somebody else may be answered busy
+	// without having been looked at; rows with NoWait always are, at once.
+	//
+	// Errors: ErrUnknownOutcome: run the same batch again, in its place.
+	// *BusyConversationError: nothing was stored, as somebody else held these
+	// conversations for too long. Others: nothing was stored; a batch that cannot be stored for what one row contains
 	// is found by splitting it. The rows and what they hold must stay as they are
 	// for good: after an unknown outcome the store may still read them.
 	Append(ctx context.Context, rows []AppendRow) ([]AppendResult, error)
@@ -95,6 +121,9 @@ type AppendRow struct {
 	Content         []byte // an encoded clientv1.Content
 	TargetSeq       im.Seq
 	Countable       bool
+	// NoWait asks not to wait for a conversation that somebody else holds: it was
+	// held the last time. One row with it is enough for all of its conversation.
+	NoWait bool
 }
 
 // AppendResult answers one row.
@@ -118,7 +147,9 @@ type Membership interface {
 	// conversation), conversation_closed, not_found (SetRole of a non-member),
 	// bad_request (nothing would change, e.g. all are members already; not
 	// exactly one change), too_large (lists above MaxAddMembers, groups above
-	// MaxMembers), id_reused (RequestID is the id of a message).
+	// MaxMembers), id_reused (RequestID is the id of a message),
+	// *BusyConversationError (somebody else holds it; nothing was changed),
+	// ErrUnknownOutcome (run it again).
 	Change(ctx context.Context, c Change) (ChangeResult, error)
 	// ClearHistory moves the member's start up to seq, never down and never past
 	// the head, and returns the start. Errors: not_member.

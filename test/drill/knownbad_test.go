@@ -35,9 +35,9 @@ var mistakes = []mistake{
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
-	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.7")},
-	{failpoint.NoRequireLeader, "a watch stays with a member of etcd that has lost the others", "", plane("member-partition", "0.7")},
-	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.4")},
+	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
+	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
+	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.35")},
 }
 
 // plane is a drill of the control plane, with few clients.

@@ -3296,7 +3296,7 @@ var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
-	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\"9\n" +
+	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\"9\n" +
 	"\rSubmitRequest\x12(\n" +
 	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xaf\x01\n" +
 	"\x03Run\x12'\n" +
@@ -3510,30 +3510,30 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\blogin_id\x18\x03 \x01(\tR\aloginId\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\"$\n" +
 	"\fKickResponse\x12\x14\n" +
-	"\x05ended\x18\x01 \x01(\x05R\x05ended2\xe7\x05\n" +
-	"\fStateService\x12N\n" +
-	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\x03\x90\x02\x02\x12N\n" +
-	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\x03\x90\x02\x02\x12H\n" +
-	"\x04Mark\x12\x1c.imd.internal.v1.MarkRequest\x1a\x1d.imd.internal.v1.MarkResponse\"\x03\x90\x02\x02\x12H\n" +
-	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\aHistory\x12\x1f.imd.internal.v1.HistoryRequest\x1a .imd.internal.v1.HistoryResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\x03\x90\x02\x01\x12K\n" +
-	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\x03\x90\x02\x01\x12`\n" +
-	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\x03\x90\x02\x02\x12N\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\x03\x90\x02\x012\xbc\x04\n" +
-	"\x10DirectoryService\x12H\n" +
-	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\x03\x90\x02\x02\x12T\n" +
-	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\x03\x90\x02\x02\x12K\n" +
-	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\x03\x90\x02\x02\x12N\n" +
-	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\x03\x90\x02\x02\x12N\n" +
-	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\x03\x90\x02\x02\x12H\n" +
-	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\x03\x90\x02\x012]\n" +
-	"\vPushService\x12N\n" +
-	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\x03\x90\x02\x022\xad\x01\n" +
-	"\x0eGatewayService\x12Q\n" +
-	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\x03\x90\x02\x02\x12H\n" +
-	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\x03\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05ended\x18\x01 \x01(\x05R\x05ended2\xc1\x06\n" +
+	"\fStateService\x12X\n" +
+	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
+	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
+	"\x04Mark\x12\x1c.imd.internal.v1.MarkRequest\x1a\x1d.imd.internal.v1.MarkResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
+	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12[\n" +
+	"\aHistory\x12\x1f.imd.internal.v1.HistoryRequest\x1a .imd.internal.v1.HistoryResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x02\x90\x02\x01\x12[\n" +
+	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
+	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
+	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x82\x05\n" +
+	"\x10DirectoryService\x12R\n" +
+	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
+	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
+	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
+	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
+	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
+	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12R\n" +
+	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
+	"\vPushService\x12X\n" +
+	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xc1\x01\n" +
+	"\x0eGatewayService\x12[\n" +
+	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12R\n" +
+	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_internal_proto_rawDescOnce sync.Once
@@ -3702,6 +3702,7 @@ func file_imd_internal_v1_internal_proto_init() {
 	if File_imd_internal_v1_internal_proto != nil {
 		return
 	}
+	file_imd_internal_v1_call_proto_init()
 	file_imd_internal_v1_internal_proto_msgTypes[5].OneofWrappers = []any{
 		(*ChangeRequest_Create)(nil),
 		(*ChangeRequest_Rename)(nil),

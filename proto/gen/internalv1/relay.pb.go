@@ -241,7 +241,7 @@ var File_imd_internal_v1_relay_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_relay_proto_rawDesc = "" +
 	"\n" +
-	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\"b\n" +
+	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\"b\n" +
 	"\x0eChangesRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x03R\x05since\x12!\n" +
 	"\fetcd_cluster\x18\x02 \x01(\x04R\vetcdCluster\x12\x17\n" +
@@ -256,9 +256,9 @@ const file_imd_internal_v1_relay_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x14\n" +
-	"\x05lease\x18\x04 \x01(\x03R\x05lease2a\n" +
-	"\fRelayService\x12Q\n" +
-	"\aChanges\x12\x1f.imd.internal.v1.ChangesRequest\x1a .imd.internal.v1.ChangesResponse\"\x03\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05lease\x18\x04 \x01(\x03R\x05lease2k\n" +
+	"\fRelayService\x12[\n" +
+	"\aChanges\x12\x1f.imd.internal.v1.ChangesRequest\x1a .imd.internal.v1.ChangesResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_relay_proto_rawDescOnce sync.Once
@@ -294,6 +294,7 @@ func file_imd_internal_v1_relay_proto_init() {
 	if File_imd_internal_v1_relay_proto != nil {
 		return
 	}
+	file_imd_internal_v1_call_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -1,0 +1,180 @@
+package peer
+
+import (
+	"context"
+	"sync"
+
+	"github.com/imdhq/imd/pkg/im"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
+)
+
+// The rows of the table, found once.
+var (
+	stateSubmit, stateChange, stateMark     = method("state.Submit"), method("state.Change"), method("state.Mark")
+	stateSync, stateHistory, stateMembers   = method("state.Sync"), method("state.History"), method("state.Members")
+	stateHeads, stateClear                  = method("state.Heads"), method("state.ClearHistory")
+	stateHealth                             = method("state.Health")
+	directoryUser, directorySetUser         = method("directory.User"), method("directory.SetUser")
+	directorySetBlock, directoryAdmit       = method("directory.SetBlock"), method("directory.Admit")
+	directoryRevoke                         = method("directory.Revoke")
+	directoryPutKey, directoryKeys          = method("directory.PutKey"), method("directory.Keys")
+	pushFanout, gatewayDeliver, gatewayKick = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick")
+	peerCheck                               = method("peer.Check")
+)
+
+type stateHandler = internalv1connect.StateServiceHandler
+
+type stateClient struct{ s *Set }
+
+func (c stateClient) Submit(ctx context.Context, r *v1.SubmitRequest) (*v1.SubmitResponse, error) {
+	key := ""
+	if len(r.Runs) > 0 {
+		key = r.Runs[0].GetConversationId()
+	}
+	return invoke(ctx, c.s, &c.s.state, stateSubmit, key, stateHandler.Submit, r)
+}
+
+func (c stateClient) Change(ctx context.Context, r *v1.ChangeRequest) (*v1.ChangeResponse, error) {
+	key := r.ConversationId
+	if key == "" {
+		key = r.RequestId // a new group: a repeat must come to the same place
+	}
+	return invoke(ctx, c.s, &c.s.state, stateChange, key, stateHandler.Change, r)
+}
+
+// Mark goes to each node with the marks of its conversations.
+func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkResponse, error) {
+	parts := splitMarks(r, c.s.StateHome)
+	if len(parts) < 2 {
+		key := ""
+		if len(r.Marks) > 0 {
+			key = r.Marks[0].GetConversationId()
+		}
+		return invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, r)
+	}
+	out := &v1.MarkResponse{Results: make([]*v1.MarkResult, len(r.Marks))}
+	var wg sync.WaitGroup
+	for _, p := range parts {
+		wg.Go(func() {
+			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].GetConversationId(), stateHandler.Mark, p.req)
+			for i, at := range p.index {
+				switch {
+				case err != nil:
+					out.Results[at] = &v1.MarkResult{Error: im.Wire(err)}
+				case i < len(res.Results):
+					out.Results[at] = res.Results[i]
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return out, nil
+}
+
+// marksOf is the marks for one node, and where they stood in the request.
+type marksOf struct {
+	req   *v1.MarkRequest
+	index []int
+}
+
+func splitMarks(r *v1.MarkRequest, home func(conv string) im.NodeID) []*marksOf {
+	var parts []*marksOf
+	byNode := map[im.NodeID]*marksOf{}
+	for i, m := range r.Marks {
+		node := home(m.GetConversationId())
+		p := byNode[node]
+		if p == nil {
+			p = &marksOf{req: &v1.MarkRequest{}}
+			byNode[node] = p
+			parts = append(parts, p)
+		}
+		p.req.Marks = append(p.req.Marks, m)
+		p.index = append(p.index, i)
+	}
+	return parts
+}
+
+func (c stateClient) Sync(ctx context.Context, r *v1.SyncRequest) (*v1.SyncResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateSync, r.UserId, stateHandler.Sync, r)
+}
+
+func (c stateClient) History(ctx context.Context, r *v1.HistoryRequest) (*v1.HistoryResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateHistory, r.GetHistory().GetConversationId(), stateHandler.History, r)
+}
+
+func (c stateClient) Members(ctx context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateMembers, r.ConversationId, stateHandler.Members, r)
+}
+
+func (c stateClient) Heads(ctx context.Context, r *v1.HeadsRequest) (*v1.HeadsResponse, error) {
+	key := ""
+	if len(r.UserIds) > 0 {
+		key = r.UserIds[0]
+	}
+	return invoke(ctx, c.s, &c.s.state, stateHeads, key, stateHandler.Heads, r)
+}
+
+func (c stateClient) ClearHistory(ctx context.Context, r *v1.ClearHistoryRequest) (*v1.ClearHistoryResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateClear, r.ConversationId, stateHandler.ClearHistory, r)
+}
+
+// Health asks the state role of this process.
+func (c stateClient) Health(ctx context.Context, r *v1.HealthRequest) (*v1.HealthResponse, error) {
+	return here(ctx, c.s, &c.s.state, stateHealth, stateHandler.Health, r)
+}
+
+type directoryHandler = internalv1connect.DirectoryServiceHandler
+
+type directoryClient struct{ s *Set }
+
+func (c directoryClient) User(ctx context.Context, r *v1.UserRequest) (*v1.UserResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryUser, r.UserId, directoryHandler.User, r)
+}
+
+func (c directoryClient) SetUser(ctx context.Context, r *v1.SetUserRequest) (*v1.SetUserResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directorySetUser, r.UserId, directoryHandler.SetUser, r)
+}
+
+func (c directoryClient) SetBlock(ctx context.Context, r *v1.SetBlockRequest) (*v1.SetBlockResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directorySetBlock, r.UserId, directoryHandler.SetBlock, r)
+}
+
+func (c directoryClient) Admit(ctx context.Context, r *v1.AdmitRequest) (*v1.AdmitResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryAdmit, r.UserId, directoryHandler.Admit, r)
+}
+
+func (c directoryClient) Revoke(ctx context.Context, r *v1.RevokeRequest) (*v1.RevokeResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryRevoke, r.UserId, directoryHandler.Revoke, r)
+}
+
+func (c directoryClient) PutKey(ctx context.Context, r *v1.PutKeyRequest) (*v1.PutKeyResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryPutKey, r.GetKey().GetKeyId(), directoryHandler.PutKey, r)
+}
+
+func (c directoryClient) Keys(ctx context.Context, r *v1.KeysRequest) (*v1.KeysResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryKeys, r.KeyId, directoryHandler.Keys, r)
+}
+
+type pushClient struct{ s *Set }
+
+func (c pushClient) Fanout(ctx context.Context, r *v1.FanoutRequest) (*v1.FanoutResponse, error) {
+	key := ""
+	if len(r.Items) > 0 {
+		key = r.Items[0].GetConversationId()
+	}
+	return invoke(ctx, c.s, &c.s.push, pushFanout, key, internalv1connect.PushServiceHandler.Fanout, r)
+}
+
+type gatewayClient struct {
+	s    *Set
+	node im.NodeID
+}
+
+func (c gatewayClient) Deliver(ctx context.Context, r *v1.DeliverRequest) (*v1.DeliverResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayDeliver, c.node, internalv1connect.GatewayServiceHandler.Deliver, r)
+}
+
+func (c gatewayClient) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayKick, c.node, internalv1connect.GatewayServiceHandler.Kick, r)
+}

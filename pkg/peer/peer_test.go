@@ -1,0 +1,389 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/balance"
+	"github.com/imdhq/imd/pkg/im"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+func markReceipt(m *v1.Mark) *clientv1.Receipt {
+	return &clientv1.Receipt{ConversationId: m.ConversationId, DeliveredSeq: m.Seq}
+}
+
+func submit(conv string) *v1.SubmitRequest {
+	return &v1.SubmitRequest{Runs: []*v1.Run{{ConversationId: conv}}}
+}
+
+func TestCallsOfAConversationStayTogether(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	seen := map[string]int{}
+	for i := range 60 {
+		conv := fmt.Sprint("g_", i)
+		home := w.home(conv)
+		before := home.answered.Load()
+		for range 3 {
+			if _, err := w.caller.State().Submit(t.Context(), submit(conv)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := home.answered.Load() - before; got != 3 {
+			t.Errorf("%s: its node got %d of 3 calls", conv, got)
+		}
+		seen[home.name]++
+	}
+	if len(seen) != 3 {
+		t.Errorf("60 conversations are on %d nodes", len(seen))
+	}
+}
+
+// A caller sees the same error from another process as from its own.
+func TestErrorsAreTheSameFromFarAndNear(t *testing.T) {
+	w := newWorld(t, "a")
+	near := NewSet("near", zap.NewNop())
+	near.ServeState(w.nodes[0])
+	for _, want := range []*im.Error{
+		{Reason: clientv1.Reason_REASON_BUSY, Msg: "the lane is full", RetryAfter: 70 * time.Millisecond, Err: errors.New("secret")},
+		{Reason: clientv1.Reason_REASON_NOT_MEMBER, Err: errors.New("secret")},
+		{Reason: clientv1.Reason_REASON_INTERNAL, Err: errors.New("secret")},
+	} {
+		w.nodes[0].fail.Store(want)
+		_, a := w.caller.State().Submit(t.Context(), submit("g"))
+		_, b := near.State().Submit(t.Context(), submit("g"))
+		x, y := im.Wire(a), im.Wire(b)
+		if x.Reason != y.Reason || x.Message != y.Message || x.RetryAfterMs != y.RetryAfterMs || x.Reason != im.ReasonName(want.Reason) {
+			t.Errorf("far %v, near %v", x, y)
+		}
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	w := newWorld(t)
+	for name, err := range map[string]error{
+		"state":   func() error { _, err := w.caller.State().Submit(t.Context(), submit("g")); return err }(),
+		"gateway": func() error { _, err := w.caller.Gateway("x").Kick(t.Context(), &v1.KickRequest{}); return err }(),
+		"push":    func() error { _, err := w.caller.Push().Fanout(t.Context(), &v1.FanoutRequest{}); return err }(),
+	} {
+		if im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A dead node costs one attempt: the call goes to the next node of the ring, and
+// later calls go there at once, until the node is back.
+func TestDeadNodes(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.probing(t)
+	dead := w.home("g_1")
+	addr := dead.ln.Addr().String()
+	dead.stop()
+	for range 5 {
+		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.caller.state.group.mu.Lock()
+	usable := w.caller.state.group.eject.Usable(dead.name)
+	w.caller.state.group.mu.Unlock()
+	if usable {
+		t.Error("a node that refuses connections still gets calls")
+	}
+	dead.start(t, addr)
+	before := dead.answered.Load()
+	eventually(t, "the node is back", func() bool {
+		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); err != nil {
+			t.Fatal(err)
+		}
+		return dead.answered.Load() > before
+	})
+}
+
+// A process whose socket is open but whose lanes hang does not come back.
+func TestSickNodesStayOut(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.probing(t)
+	sick := w.home("g_1")
+	sick.sick.Store(true)
+	sick.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE})
+	for range 6 {
+		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := w.caller.state.group
+	out := func() balance.Standing {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.eject.Standing(sick.name)
+	}
+	if out() == balance.Used {
+		t.Fatal("a node whose calls all fail still gets calls")
+	}
+	for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if out() == balance.Used {
+			t.Fatal("a node that fails its probes came back")
+		}
+	}
+	sick.sick.Store(false)
+	sick.fail.Store(nil)
+	eventually(t, "the node is back", func() bool { return out() == balance.Used })
+}
+
+// Refusals of a node that is well do not count against it.
+func TestBusyNodesAreNotEjected(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	home := w.home("g_1")
+	home.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
+	for range 10 {
+		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+			t.Fatal(err)
+		}
+	}
+	if home.calls.Load() != 10 {
+		t.Errorf("%d calls: a busy node was asked again, or another one was", home.calls.Load())
+	}
+	if w.caller.state.group.eject.Out() != 0 {
+		t.Error("a busy node is left out")
+	}
+}
+
+// Methods whose caller repeats them are made once here.
+func TestOnlyMarkedMethodsAreRepeated(t *testing.T) {
+	for _, m := range Methods() {
+		err := absent("x", "state")
+		want := m.Repeat == v1.Repeat_REPEAT_ANYWHERE || m.Repeat == v1.Repeat_REPEAT_BACKUP
+		if repeatable(&m, err) != want {
+			t.Errorf("%s: repeated is %v", m.Name, !want)
+		}
+		if repeatable(&m, &im.Error{Reason: clientv1.Reason_REASON_BUSY}) || repeatable(&m, &im.Error{Reason: clientv1.Reason_REASON_INTERNAL}) {
+			t.Errorf("%s is repeated after a refusal", m.Name)
+		}
+	}
+	if repeatable(&Method{}, absent("x", "state")) {
+		t.Error("a method that says nothing is repeated")
+	}
+}
+
+// A call ends after 1.2 s in all, and each attempt after 500 ms.
+func TestTimesOfACall(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	for _, n := range w.nodes {
+		n.slow.Store(int64(time.Minute))
+	}
+	begin := time.Now()
+	_, err := w.caller.State().Submit(t.Context(), submit("g_1"))
+	if took := time.Since(begin); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE || took < 1100*time.Millisecond || took > 1800*time.Millisecond {
+		t.Errorf("after %v: %v", took, err)
+	}
+	calls := 0
+	for _, n := range w.nodes {
+		calls += int(n.calls.Load())
+	}
+	if calls != 3 {
+		t.Errorf("%d attempts, want 3", calls)
+	}
+}
+
+// A slow node is answered for by another one, and its call is given up.
+func TestBackupRequests(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	read := func() time.Duration {
+		begin := time.Now()
+		res, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g_1"})
+		if err != nil || len(res.Members) != 1 {
+			t.Fatal(err)
+		}
+		return time.Since(begin)
+	}
+	for range 200 {
+		read()
+	}
+	slow := w.home("g_1")
+	slow.slow.Store(int64(450 * time.Millisecond))
+	for i := range 5 {
+		if took := read(); took > 300*time.Millisecond {
+			t.Errorf("read %d took %v although another node is quick", i, took)
+		}
+	}
+	calls := int64(0)
+	for _, n := range w.nodes {
+		calls += n.calls.Load()
+	}
+	if calls > 215 {
+		t.Errorf("%d calls for 205 reads", calls)
+	}
+}
+
+// With a single node there is nobody else to ask: the call waits.
+func TestASingleNodeIsWaitedFor(t *testing.T) {
+	w := newWorld(t, "a")
+	w.nodes[0].slow.Store(int64(300 * time.Millisecond))
+	if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := w.nodes[0].calls.Load(); n != 1 {
+		t.Errorf("%d calls", n)
+	}
+}
+
+// A node that vanishes gets no new calls; what it has in hand ends well, and
+// then its connections are closed.
+func TestVanishedNodesAreDrained(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	gone := w.home("g_1")
+	gone.slow.Store(int64(300 * time.Millisecond))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.caller.State().Submit(context.Background(), submit("g_1"))
+		ended <- err
+	}()
+	eventually(t, "the call is in flight", func() bool { return gone.calls.Load() == 1 })
+	r := w.caller.reach(im.NodeID(gone.name)).remote
+	left := slices.DeleteFunc(slices.Clone(w.nodes), func(n *stateNode) bool { return n == gone })
+	w.caller.Update(view(left...))
+	if w.home("g_1") == gone || w.caller.reach(im.NodeID(gone.name)) != nil {
+		t.Error("the node is still called")
+	}
+	if err := <-ended; err != nil || gone.answered.Load() != 1 {
+		t.Errorf("the call in flight: %v", err)
+	}
+	eventually(t, "the connections are closed", func() bool { return r.open.Load() == 0 })
+}
+
+func TestANewStartIsANewPeer(t *testing.T) {
+	w := newWorld(t, "a")
+	before := w.caller.reach("a").remote
+	w.caller.Update(view(w.nodes...))
+	if w.caller.reach("a").remote != before {
+		t.Error("an unchanged node got new connections")
+	}
+	v := view(w.nodes...)
+	v.Nodes[0].BootID = "another"
+	w.caller.Update(v)
+	if w.caller.reach("a").remote == before {
+		t.Error("a new start is called through old connections")
+	}
+}
+
+func TestMarksGoToTheNodesOfTheirConversations(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	req := &v1.MarkRequest{}
+	for i := range 40 {
+		req.Marks = append(req.Marks, &v1.Mark{ConversationId: fmt.Sprint("g_", i), Seq: int64(i)})
+	}
+	w.nodes[1].fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
+	res, err := w.caller.State().Mark(t.Context(), req)
+	if err != nil || len(res.Results) != 40 {
+		t.Fatal(err, len(res.GetResults()))
+	}
+	for i, r := range res.Results {
+		far := w.home(fmt.Sprint("g_", i)) == w.nodes[1]
+		if far != (r.Error.GetReason() == "busy") || !far && r.Receipt.GetDeliveredSeq() != int64(i) {
+			t.Errorf("mark %d: %v", i, r)
+		}
+	}
+	for _, n := range w.nodes {
+		if n.calls.Load() != 1 {
+			t.Errorf("%s got %d calls", n.name, n.calls.Load())
+		}
+	}
+}
+
+// Pickers may be changed while calls are made.
+func TestUsePicker(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.caller.UsePicker("state.Members", balance.NameRoundRobin)
+	for range 9 {
+		if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range w.nodes {
+		if n.calls.Load() != 3 {
+			t.Errorf("%s got %d of 9 calls", n.name, n.calls.Load())
+		}
+	}
+}
+
+// A process that has the role itself is one node among others.
+func TestThisProcessIsOneOfTheNodes(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	own := &stateNode{name: "caller"}
+	w.caller.ServeState(own)
+	v := view(w.nodes...)
+	self := w.nodes[0].record()
+	self.ID, self.Internal = "caller", ""
+	v.Nodes = append(v.Nodes, self)
+	w.caller.Update(v)
+	for i := range 90 {
+		if _, err := w.caller.State().Submit(t.Context(), submit(fmt.Sprint("g_", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range append(w.nodes, own) {
+		if n.calls.Load() < 10 {
+			t.Errorf("%s got %d of 90 calls", n.name, n.calls.Load())
+		}
+	}
+	w.caller.Update(view())
+	if w.caller.StateHome("g") != "" {
+		t.Error("with nobody else conversations have another home")
+	}
+	if _, err := w.caller.State().Submit(t.Context(), submit("g")); err != nil {
+		t.Errorf("with nobody else: %v", err)
+	}
+}
+
+// plain is a handler that does nothing, for the price of a local call.
+type plain struct{ stateNode }
+
+func (p *plain) Submit(context.Context, *v1.SubmitRequest) (*v1.SubmitResponse, error) {
+	return &v1.SubmitResponse{}, nil
+}
+
+func TestALocalCallIsCheap(t *testing.T) {
+	s := NewSet("n", zap.NewNop())
+	s.ServeState(&plain{})
+	req, client, ctx := submit("g"), s.State(), t.Context()
+	allocs := testing.AllocsPerRun(1000, func() {
+		if _, err := client.Submit(ctx, req); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocs > 8 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+func BenchmarkLocalCall(b *testing.B) {
+	s := NewSet("n", zap.NewNop())
+	s.ServeState(&plain{})
+	req, client, ctx := submit("g"), s.State(), b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.Submit(ctx, req); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRemoteCall(b *testing.B) {
+	w := newWorld(b, "a", "c")
+	req, client, ctx := submit("g"), w.caller.State(), b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.Submit(ctx, req); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

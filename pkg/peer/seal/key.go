@@ -1,0 +1,258 @@
+package seal
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// header carries the proof: version, key, milliseconds, nonce and MAC.
+	header = "Imd-Proof"
+	// Window is how old a request may be, and how far clocks may differ.
+	Window = 30 * time.Second
+	// maxNonces is how many requests are remembered for one window.
+	maxNonces = 1 << 20
+	// recheck is how often a file is looked at for changes.
+	recheck = time.Second
+	// MinKey is the shortest key in bytes.
+	MinKey = 32
+)
+
+// Keys gives the shared keys: the first one signs, all are good. None = nothing
+// can be signed, and nothing is accepted. Safe for concurrent use.
+type Keys func() [][]byte
+
+// KeyFile reads keys from a file, one a line, at most two. The file is read anew
+// when it changes; a bad one leaves the last good keys in force and is reported
+// to warn. Errors: it cannot be read, others can read it, or a key is short.
+func KeyFile(path string, now func() time.Time, warn func(error)) (Keys, error) {
+	f := &watched[[][]byte]{paths: []string{path}, now: now, warn: warn, load: func() ([][]byte, error) { return readKeys(path) }}
+	if err := f.first(); err != nil {
+		return nil, err
+	}
+	return f.get, nil
+}
+
+func readKeys(path string) ([][]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s can be read by others; chmod 600 it", path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var keys [][]byte
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			keys = append(keys, []byte(line))
+		}
+	}
+	if len(keys) == 0 || len(keys) > 2 {
+		return nil, fmt.Errorf("%s has %d keys; one line is one key, and there are one or two", path, len(keys))
+	}
+	for _, k := range keys {
+		if len(k) < MinKey {
+			return nil, fmt.Errorf("%s: a key has %d characters; it needs %d", path, len(k), MinKey)
+		}
+	}
+	return keys, nil
+}
+
+// watched is something that is read from files and read anew when they change.
+type watched[T any] struct {
+	paths []string
+	load  func() (T, error)
+	now   func() time.Time
+	warn  func(error)
+
+	mu     sync.Mutex
+	value  T
+	stamp  string
+	looked time.Time
+}
+
+func (w *watched[T]) first() (err error) {
+	w.stamp, w.looked = w.stamps(), w.now()
+	w.value, err = w.load()
+	return err
+}
+
+// get is the value, of files that were looked at within the last second.
+func (w *watched[T]) get() T {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	if now.Sub(w.looked) < recheck {
+		return w.value
+	}
+	w.looked = now
+	stamp := w.stamps()
+	if stamp == w.stamp {
+		return w.value
+	}
+	w.stamp = stamp
+	v, err := w.load()
+	if err != nil {
+		w.warn(err)
+		return w.value
+	}
+	w.value = v
+	return v
+}
+
+// stamps changes when one of the files does.
+func (w *watched[T]) stamps() string {
+	var b strings.Builder
+	for _, p := range w.paths {
+		if info, err := os.Stat(p); err == nil {
+			fmt.Fprintf(&b, "%d %d\n", info.ModTime().UnixNano(), info.Size())
+		} else {
+			b.WriteString("-\n")
+		}
+	}
+	return b.String()
+}
+
+// keyName tells keys apart without giving one away.
+func keyName(key []byte) string {
+	sum := sha256.Sum256(append([]byte("imd key name\n"), key...))
+	return hex.EncodeToString(sum[:4])
+}
+
+func mac(key []byte, path, ms, nonce string, body []byte) []byte {
+	sum := sha256.Sum256(body)
+	h := hmac.New(sha256.New, key)
+	fmt.Fprintf(h, "imd peer 1\n%s\n%s\n%s\n", path, ms, nonce)
+	h.Write(sum[:])
+	return h.Sum(nil)
+}
+
+// signer signs requests.
+type signer struct {
+	keys Keys
+	now  func() time.Time
+	next http.RoundTripper
+}
+
+// Sign makes a transport that signs what it hands to next. Bodies are read whole
+// before they are sent.
+func Sign(keys Keys, now func() time.Time, next http.RoundTripper) http.RoundTripper {
+	return &signer{keys, now, next}
+}
+
+// errNoKey says that the key of the cluster is not known yet.
+var errNoKey = errors.New("seal: the key of the cluster is not known yet")
+
+// RoundTrip signs and sends the request.
+func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
+	var body []byte
+	var err error
+	if r.Body != nil {
+		body, err = io.ReadAll(r.Body)
+		if cerr := r.Body.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	keys := s.keys()
+	if len(keys) == 0 {
+		return nil, errNoKey
+	}
+	r = r.Clone(r.Context())
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	ms, nonce := strconv.FormatInt(s.now().UnixMilli(), 10), rand.Text()
+	r.Header.Set(header, strings.Join([]string{"1", keyName(keys[0]), ms, nonce, hex.EncodeToString(mac(keys[0], r.URL.Path, ms, nonce, body))}, " "))
+	return s.next.RoundTrip(r)
+}
+
+// Verifier checks signed requests. Safe for concurrent use.
+type Verifier struct {
+	keys    Keys
+	now     func() time.Time
+	maxBody int64
+
+	mu        sync.Mutex
+	seen, old map[string]struct{} // nonces of this window and of the one before
+	turned    time.Time
+}
+
+// NewVerifier accepts requests signed with one of the keys, with bodies of at
+// most maxBody bytes.
+func NewVerifier(keys Keys, now func() time.Time, maxBody int64) *Verifier {
+	return &Verifier{keys: keys, now: now, maxBody: maxBody, seen: map[string]struct{}{}, turned: now()}
+}
+
+// ErrProof is why a request is refused. Its text may be shown to the caller.
+type ErrProof string
+
+// Error is the text.
+func (e ErrProof) Error() string { return string(e) }
+
+// Check reads the body, checks the proof and puts the body back. Errors: an
+// ErrProof, or the body cannot be read.
+func (v *Verifier) Check(r *http.Request) error {
+	f := strings.Fields(r.Header.Get(header))
+	if len(f) != 5 || f[0] != "1" {
+		return ErrProof("the proof that the caller belongs to the cluster is missing")
+	}
+	ms, err := strconv.ParseInt(f[2], 10, 64)
+	now := v.now()
+	if off := now.Sub(time.UnixMilli(ms)); err != nil || off > Window || off < -Window {
+		return ErrProof("the proof is too old, or the clocks of two nodes differ by more than 30s")
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, v.maxBody+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(body)) > v.maxBody {
+		return ErrProof("the request is too large")
+	}
+	want, err := hex.DecodeString(f[4])
+	good := false
+	for _, k := range v.keys() {
+		good = good || hmac.Equal(want, mac(k, r.URL.Path, f[2], f[3], body))
+	}
+	if err != nil || !good {
+		return ErrProof("the proof is not made with a key of this cluster")
+	}
+	if !v.fresh(f[3], now) {
+		return ErrProof("the proof was used before")
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
+}
+
+// fresh remembers a nonce; false if it was seen, or too many were.
+func (v *Verifier) fresh(nonce string, now time.Time) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if now.Sub(v.turned) > 2*Window { // a proof may be as far ahead as behind
+		v.old, v.seen, v.turned = v.seen, map[string]struct{}{}, now
+	}
+	_, a := v.seen[nonce]
+	_, b := v.old[nonce]
+	if a || b || len(v.seen) >= maxNonces {
+		return false
+	}
+	v.seen[nonce] = struct{}{}
+	return true
+}

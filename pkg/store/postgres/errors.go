@@ -1,0 +1,118 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Codes of the server that mean something here.
+const (
+	codeLockTimeout = "55P03"
+	codeDeadlock    = "40P01"
+	codeToMake      = "IM001" // of imd_append_transaction
+	codeReadOnly    = "25006"
+	codeDiskFull    = "53100"
+	codeCorrupt     = "XX001"
+	codeCorruptIdx  = "XX002"
+	codeNoTable     = "42P01"
+)
+
+// codeOf is the server's code of err; "" if it is no answer of a server.
+func codeOf(err error) string {
+	if e := (*pgconn.PgError)(nil); errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// cause names what a failure means; nil if it has no name.
+func cause(err error) error {
+	switch codeOf(err) {
+	case codeDiskFull:
+		return store.ErrFull
+	case codeReadOnly:
+		return store.ErrReadOnly
+	case codeCorrupt, codeCorruptIdx:
+		return store.ErrCorrupt
+	}
+	return nil
+}
+
+// doubtful reports whether a call that failed with err after it was sent may
+// have made its change. An error that the server ended the statement with undid
+// everything; one that ended the session may have come after the commit.
+func doubtful(err error) bool {
+	if e := (*im.Error)(nil); errors.As(err, &e) || errors.Is(err, pgx.ErrNoRows) || errors.Is(err, store.ErrFenced) || errors.Is(err, errCreatedMeanwhile) {
+		return false // said by us, before anything was committed
+	}
+	if e := (*pgconn.PgError)(nil); errors.As(err, &e) {
+		return e.Severity == "FATAL" || e.Severity == "PANIC" || e.SeverityUnlocalized == "FATAL" ||
+			e.SeverityUnlocalized == "PANIC" || strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "57P")
+	}
+	return !pgconn.SafeToRetry(err)
+}
+
+// spoiled reports whether the server refused what a row contains.
+func spoiled(err error) bool { return strings.HasPrefix(codeOf(err), "22") }
+
+// unreachable marks a failure before anything was sent.
+type unreachable struct{ err error }
+
+func (u *unreachable) Error() string { return u.err.Error() }
+func (u *unreachable) Unwrap() error { return u.err }
+
+// unsure marks a call that may have made its change.
+func unsure(err error) error { return fmt.Errorf("%w: %w", store.ErrUnknownOutcome, err) }
+
+// fault is how a failure of the store leaves an open store: unavailable to
+// clients, with the cause for the log. Errors that a client should hear, ended
+// contexts and the port's own words pass unchanged.
+func fault(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e := (*im.Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	switch {
+	case errors.Is(err, store.ErrUnknownOutcome):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrFenced), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case spoiled(err):
+		return &im.Error{Reason: clientv1.Reason_REASON_BAD_REQUEST, Op: op, Msg: "it contains what the message store cannot keep", Err: err}
+	}
+	if c := cause(err); c != nil && !errors.Is(err, c) {
+		err = fmt.Errorf("%w: %w", c, err)
+	}
+	return &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: op, Msg: "the message store cannot do this now", Err: err}
+}
+
+// missing turns "no row" into the port's word.
+func missing(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return store.ErrNotFound
+	}
+	return err
+}
+
+// refuse is an error that a client hears.
+func refuse(r im.Reason, op, format string, args ...any) *im.Error {
+	return im.Errorf(r, op, format, args...)
+}
+
+func notMember(op string, id im.ConversationID) *im.Error {
+	return refuse(clientv1.Reason_REASON_NOT_MEMBER, op, "not a member of %s", id)
+}
+
+func closed(op string, id im.ConversationID) *im.Error {
+	return refuse(clientv1.Reason_REASON_CONVERSATION_CLOSED, op, "%s is closed", id)
+}

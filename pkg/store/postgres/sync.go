@@ -1,0 +1,375 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Sync is store.Reader's. The walk lists, in order of conversation ids, what
+// transactions that its token does not cover have changed, in two statements a
+// page: where the user stands, and what is to be seen there. What changes while
+// it goes on is of a transaction that was under way when it began, or of a later
+// one, and so comes in the next walk, if not in this one already.
+func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
+	const op = "store.Sync"
+	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
+	epoch := s.DataEpoch()
+	p, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (store.SyncPage, error) {
+		t, ok := parseToken(q.Token)
+		if !ok || t.epoch != epoch {
+			t = token{epoch: epoch}
+			if q.Token != "" {
+				q.Cursors = nil // they are of the other history too
+			}
+		}
+		return walk(ctx, c, q, t)
+	})
+	s.late(ctx, &p)
+	return p, fault(op, err)
+}
+
+// sqlStays lists the next conversations of a walk: those that have changed, and
+// those that a cursor asks about. The last column is one that changed.
+const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN LATERAL (
+  SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
+    m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3) AS changed` + stayTables + `
+  LEFT JOIN LATERAL (SELECT * FROM member o WHERE c.kind = 1 AND o.conversation_id = m.conversation_id
+    AND o.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END) p ON true
+  WHERE m.user_id = $1 AND m.conversation_id > $2
+    AND (m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3) OR m.conversation_id = ANY ($4))
+  ORDER BY m.conversation_id LIMIT $5) s ON true`
+
+// listed is a conversation of a walk.
+type listed struct {
+	stay
+	other   *member // direct: the other user
+	changed bool
+}
+
+// peerRow takes the other member, which may not be there.
+type peerRow struct {
+	role                                 *clientv1.Role
+	start, end, cleared, delivered, read *int64
+	earlier                              []byte
+}
+
+// walk returns the page that begins behind t.
+func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.SyncPage, error) {
+	asked := slices.DeleteFunc(slices.Sorted(maps.Keys(q.Cursors)), func(id im.ConversationID) bool { return id <= t.after })
+	list, horizon, err := stays(ctx, c, q, t, asked)
+	if err != nil {
+		return store.SyncPage{}, err
+	}
+	if t.since > horizon || t.upto > horizon { // of another history
+		t, q.Cursors = token{epoch: t.epoch}, nil
+		if list, _, err = stays(ctx, c, q, t, nil); err != nil {
+			return store.SyncPage{}, err
+		}
+		asked = nil
+	}
+	if t.upto == 0 {
+		t.upto = horizon
+	}
+	// A list that is cut off says nothing about what comes behind it.
+	full := len(list) > q.Limit+len(q.Cursors)
+	list = wanted(list, asked, q, full)
+	p := store.SyncPage{Full: t.since == 0}
+	if p.More = len(list) > q.Limit; p.More {
+		list = list[:q.Limit]
+	}
+	if p.States, err = states(ctx, c, list); err != nil {
+		return store.SyncPage{}, err
+	}
+	for _, st := range list {
+		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())
+	}
+	if p.More {
+		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
+		return p, nil
+	}
+	p.Token = token{epoch: t.epoch, since: t.upto}.String()
+	if n := len(p.TokenAfter); n > 0 {
+		p.TokenAfter[n-1] = p.Token
+	}
+	return p, nil
+}
+
+// stays reads the next conversations of the walk, more than fit on a page even
+// if all cursors are of conversations that have not moved.
+func stays(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token, asked []im.ConversationID) ([]*listed, int64, error) {
+	rows, err := c.Query(ctx, sqlStays, string(q.User), string(t.after), t.since, texts(asked), q.Limit+len(q.Cursors)+1)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer rows.Close()
+	var out []*listed
+	var horizon int64
+	for rows.Next() {
+		l, err := scanListed(rows, &horizon)
+		if err != nil {
+			return nil, 0, err
+		}
+		if l != nil {
+			out = append(out, l)
+		}
+	}
+	rows.Close()
+	return out, horizon, rows.Err()
+}
+
+// scanListed reads a row of sqlStays; nil if it has only the horizon.
+func scanListed(rows pgx.Rows, horizon *int64) (*listed, error) {
+	if rows.RawValues()[1] == nil {
+		return nil, rows.Scan(append([]any{horizon}, make([]any, len(rows.RawValues())-1)...)...)
+	}
+	l := &listed{}
+	var p peerRow
+	if err := scanStay(prefixed{rows, horizon}, &l.stay, &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed); err != nil {
+		return nil, err
+	}
+	if p.role == nil {
+		return l, nil
+	}
+	l.other = &member{user: l.peer(), role: *p.role, delivered: im.Seq(*p.delivered), read: im.Seq(*p.read)}
+	v := &l.other.view
+	v.last, v.cleared = span{im.Seq(*p.start), im.Seq(*p.end)}, im.Seq(*p.cleared)
+	var err error
+	v.earlier, err = decodeSpans(p.earlier)
+	return l, err
+}
+
+// prefixed reads one more column in front.
+type prefixed struct {
+	scanner
+	first any
+}
+
+// Scan is pgx.Row's.
+func (p prefixed) Scan(dest ...any) error { return p.scanner.Scan(append([]any{p.first}, dest...)...) }
+
+// wanted drops what only a cursor asked about and that is not above it, and adds
+// what cursors name and the user never was in. full: list is cut off.
+func wanted(list []*listed, asked []im.ConversationID, q store.SyncQuery, full bool) []*listed {
+	last := im.ConversationID("")
+	known := make(map[im.ConversationID]bool, len(list))
+	keep := list[:0]
+	for _, l := range list {
+		known[l.id], last = true, l.id
+		if l.changed || !l.present() || l.view.head() > q.Cursors[l.id] {
+			keep = append(keep, l)
+		}
+	}
+	for _, id := range asked {
+		if !known[id] && (!full || id < last) {
+			keep = append(keep, &listed{stay: stay{id: id, member: member{user: q.User}}})
+		}
+	}
+	slices.SortFunc(keep, func(a, b *listed) int { return strings.Compare(string(a.id), string(b.id)) })
+	return keep
+}
+
+// sqlSeen counts and finds for many conversations at once what is to be seen in
+// their stretches: i says which conversation a stretch is of, least what of it is
+// unread.
+const sqlSeen = `SELECT s.i, u.n, ` + entryColumns + `
+FROM unnest($1::int4[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[]) AS s (i, conv, low, high, least, who)
+LEFT JOIN LATERAL (SELECT count(*) AS n FROM (SELECT 1 FROM entry x WHERE x.conv = s.conv AND x.seq > s.least AND x.seq <= s.high
+  AND x.countable AND x.sender <> s.who LIMIT $7) y) u ON true
+LEFT JOIN LATERAL (SELECT * FROM entry x WHERE $8 AND x.conv = s.conv AND x.seq > s.low AND x.seq <= s.high AND x.kind = 1 ORDER BY x.seq DESC LIMIT 1) e ON true`
+
+// sight is what a user sees in one conversation.
+type sight struct {
+	unread int
+	last   *im.Entry // newest message
+}
+
+// seen reads what the users of list see. The newest messages are only read if
+// lasts is set.
+func seen(ctx context.Context, c *pgx.Conn, list []*stay, lasts bool) ([]sight, error) {
+	out := make([]sight, len(list))
+	var i []int32
+	var conv, low, high, least []int64
+	var who []string
+	for n, st := range list {
+		for _, sp := range st.view.within(0, 0) {
+			if !lasts && sp.end <= st.read {
+				continue
+			}
+			i, conv, low, high = append(i, int32(n)), append(conv, st.num), append(low, int64(sp.start)), append(high, int64(sp.end))
+			least, who = append(least, int64(max(sp.start, st.read))), append(who, string(st.user))
+		}
+	}
+	if len(i) == 0 {
+		return out, nil
+	}
+	rows, err := c.Query(ctx, sqlSeen, i, conv, low, high, least, who, store.MaxUnread, lasts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n int32
+		var unread int
+		var r entryRow
+		if err := rows.Scan(append([]any{&n, &unread}, r.into()...)...); err != nil {
+			return nil, err
+		}
+		s := &out[n]
+		s.unread = min(s.unread+unread, store.MaxUnread)
+		if e, ok := r.entry(); ok && (s.last == nil || s.last.Seq < e.Seq) {
+			s.last = &e
+		}
+	}
+	rows.Close()
+	return out, rows.Err()
+}
+
+// states are what the user sees of the conversations of list.
+func states(ctx context.Context, c *pgx.Conn, list []*listed) ([]store.ConversationState, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	plain := make([]*stay, len(list))
+	for i, l := range list {
+		plain[i] = &l.stay
+	}
+	sights, err := seen(ctx, c, plain, true)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]store.ConversationState, len(list))
+	for i, l := range list {
+		out[i] = l.state(sights[i])
+	}
+	return out, nil
+}
+
+// state is what the user sees of the conversation.
+func (l *listed) state(s sight) store.ConversationState {
+	if l.num == 0 {
+		return store.ConversationState{Conversation: l.id}
+	}
+	out := store.ConversationState{
+		Conversation: l.id, Kind: l.kind, Name: l.leftName, Peer: l.peer(), Role: l.role,
+		Start: l.view.start(), Head: l.view.head(), Read: l.read, Delivered: l.here(), Unread: s.unread, Last: s.last,
+	}
+	if l.present() { // who has left learns nothing of what came after
+		out.Name, out.Closed, out.Members = l.name, l.closed, l.count
+	}
+	if l.other != nil {
+		l.other.view.log = l.view.log
+		m := l.other.public()
+		out.PeerMember = &m
+	}
+	return out
+}
+
+const sqlHeads = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN LATERAL (
+  SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END AS seq
+  FROM unnest($1::text[]) AS u (id) JOIN member m ON m.user_id = u.id JOIN conversation c ON c.num = m.conv
+  WHERE m.role > 0 AND c.head_version >= $2 OR m.role = 0 AND m.version >= $2) s ON h.x > $2`
+
+// Heads is store.Reader's. A version of another history is void: it begins
+// anew, since every client does the same.
+func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([]store.UserHead, string, error) {
+	const op = "store.Heads"
+	if len(users) > store.MaxHeadUsers {
+		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxHeadUsers)
+	}
+	epoch := s.DataEpoch()
+	t, ok := parseToken(version)
+	if void := !ok || t.epoch != epoch; void {
+		t, users = token{}, nil
+	}
+	var horizon int64
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.UserHead, error) {
+		rows, err := c.Query(ctx, sqlHeads, texts(distinct(users)), t.since)
+		if err != nil {
+			return nil, err
+		}
+		return scanHeads(rows, &horizon)
+	})
+	if err != nil {
+		return nil, "", fault(op, err)
+	}
+	return out, token{epoch: epoch, since: horizon}.String(), nil
+}
+
+func scanHeads(rows pgx.Rows, horizon *int64) ([]store.UserHead, error) {
+	defer rows.Close()
+	var out []store.UserHead
+	for rows.Next() {
+		var user, conv *string
+		var seq *int64
+		if err := rows.Scan(horizon, &user, &conv, &seq); err != nil {
+			return nil, err
+		}
+		if user != nil {
+			out = append(out, store.UserHead{User: im.UserID(*user), Conversation: im.ConversationID(*conv), Seq: im.Seq(*seq)})
+		}
+	}
+	rows.Close()
+	return out, rows.Err()
+}
+
+const sqlMembers = `SELECT ` + stayColumns + stayTables + `WHERE m.conv = $1 AND m.role > 0 AND m.user_id > $2
+  ORDER BY m.user_id LIMIT $3`
+
+const sqlGroup = `SELECT num, kind, members, member_version FROM conversation WHERE id = $1`
+
+// Members is store.Membership's.
+func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (store.MemberPage, error) {
+	const op = "store.Members"
+	limit = min(max(limit, 1), store.MaxMemberPage)
+	p, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (store.MemberPage, error) {
+		if reader != "" {
+			if st, err := stayOf(ctx, c, op, conv, reader); err != nil {
+				return store.MemberPage{}, err
+			} else if !st.present() {
+				return store.MemberPage{}, notMember(op, conv)
+			}
+		}
+		return memberPage(ctx, c, op, conv, after, limit)
+	})
+	return p, fault(op, err)
+}
+
+// memberPage reads a page of present members.
+func memberPage(ctx context.Context, c *pgx.Conn, op string, conv im.ConversationID, after im.UserID, limit int) (p store.MemberPage, err error) {
+	var num int64
+	err = c.QueryRow(ctx, sqlGroup, string(conv)).Scan(&num, &p.Kind, &p.Count, &p.MemberVersion)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = notMember(op, conv)
+	}
+	if err != nil {
+		return p, err
+	}
+	rows, err := c.Query(ctx, sqlMembers, num, string(after), limit+1)
+	if err != nil {
+		return p, err
+	}
+	defer rows.Close()
+	p.End = true
+	for rows.Next() {
+		if len(p.Members) == limit {
+			p.End = false
+			break
+		}
+		var st stay
+		if err := scanStay(rows, &st); err != nil {
+			return p, err
+		}
+		p.Members = append(p.Members, st.public())
+	}
+	rows.Close()
+	return p, rows.Err()
+}
