@@ -115,7 +115,7 @@ var traits = []trait{
 	{kind: LeaderChange, area: etcds, min: 1000 * ms, max: 1500 * ms, etcd: true},
 	{kind: Compaction, area: etcds, min: 3000 * ms, max: 6000 * ms, etcd: true, long: true},
 	{kind: LeaseRevoke, area: etcds, min: 2000 * ms, max: 3000 * ms, etcd: true},
-	{kind: EtcdOutage, area: etcds, min: 5000 * ms, max: 60_000 * ms, etcd: true, long: true},
+	{kind: EtcdOutage, area: etcds, min: 25_000 * ms, max: 60_000 * ms, etcd: true, long: true},
 	{kind: EtcdRestore, area: etcds, min: 4000 * ms, max: 8000 * ms, etcd: true, long: true},
 	{kind: NodePause, area: etcds, min: 16_000 * ms, max: 18_000 * ms, witness: true, long: true},
 	{kind: NodeKill, area: etcds, min: 13_000 * ms, max: 15_000 * ms, witness: true, long: true},

@@ -37,7 +37,7 @@ var mistakes = []mistake{
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
 	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
 	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
-	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.35")},
+	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6")},
 }
 
 // plane is a drill of the control plane, with few clients.
