@@ -76,9 +76,13 @@ func Listen(s Store, record func(history.Record)) (*Server, error) {
 // Address is what clients are told.
 func (l *Server) Address() string { return "http://" + l.ln.Addr().String() }
 
-// Close ends the server.
+// Close ends the server, after the calls that are under way.
 func (l *Server) Close() {
-	_ = l.http.Close() // the processes that used it are gone
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	if l.http.Shutdown(ctx) != nil {
+		_ = l.http.Close() // one is held back
+	}
 	<-l.done
 }
 
