@@ -20,13 +20,18 @@ const (
 // ailing runs a fault of a part of etcd: etcd is limping from its beginning
 // until it is healed and has answered.
 func (f *fault) ailing(how string, do func() error) error {
+	return f.ailingUntil(how, history.EtcdGood, do)
+}
+
+// ailingUntil is the same, with how etcd is afterwards.
+func (f *fault) ailingUntil(how, after string, do func() error) error {
 	p := f.b.plane
 	p.is(how)
 	err := do()
 	ctx, cancel := healing(p.d.ctx)
 	defer cancel()
 	err = errors.Join(err, p.etcd.Await(ctx))
-	p.is(history.EtcdGood)
+	p.is(after)
 	return err
 }
 
@@ -125,7 +130,7 @@ func (f *fault) etcdRestore(ctx context.Context) error {
 		return err
 	}
 	hold(ctx, f.For)
-	return f.ailing(history.EtcdAway, func() error {
+	return f.ailingUntil(history.EtcdAway, history.EtcdRestored, func() error {
 		return p.offline(func(m *node) error {
 			if err := os.RemoveAll(m.dir); err != nil {
 				return err

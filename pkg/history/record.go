@@ -43,7 +43,9 @@ const (
 const (
 	EtcdGood    = "good"
 	EtcdLimping = "limping" // a minority of the members ails, or another one is about to lead
-	EtcdAway    = "away"    // no majority, or it goes back to an older state
+	EtcdAway    = "away"    // no majority
+	// EtcdRestored is good, but it has gone back to an older state.
+	EtcdRestored = "restored"
 )
 
 // Aside is the entry of a fault that is no excuse for what clients meet.

@@ -171,6 +171,7 @@ const (
 	nameResumed
 	nameLimping
 	nameAway
+	nameRestored
 	nameBad
 )
 
@@ -184,7 +185,7 @@ const (
 func newHistory() *History {
 	h := &History{names: newNames()}
 	for _, s := range []string{entryMessage, reasonReused, "(made)", history.Up, history.Down, history.Stopping, history.Paused, history.Resumed,
-		history.EtcdLimping, history.EtcdAway, history.Bad} {
+		history.EtcdLimping, history.EtcdAway, history.EtcdRestored, history.Bad} {
 		h.names.id(s)
 	}
 	return h

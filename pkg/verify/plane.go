@@ -50,10 +50,9 @@ func (x *index) plane() *plane {
 		a := &x.acts[i]
 		switch a.kind {
 		case history.Etcd:
-			state.to = a.t
-			p.etcd = append(p.etcd, state)
+			p.close(state, a.t)
 			state = spell{from: a.t}
-			if a.reason == nameLimping || a.reason == nameAway {
+			if a.reason == nameLimping || a.reason == nameAway || a.reason == nameRestored {
 				state.state = a.reason
 			}
 		case history.Node:
@@ -67,8 +66,7 @@ func (x *index) plane() *plane {
 			p.put[a.n] = a
 		}
 	}
-	state.to = never
-	p.etcd = append(p.etcd, state)
+	p.close(state, never)
 	for node, all := range p.lives {
 		if last := &all[len(all)-1]; last.to == never {
 			last.to = p.upTo
@@ -77,6 +75,21 @@ func (x *index) plane() *plane {
 	}
 	slices.SortFunc(p.puts, func(a, b *act) int { return cmp.Compare(a.n, b.n) })
 	return p
+}
+
+// close ends a spell. An etcd that has gone back is like one that limps until
+// nodes must have noticed: their watches wait for what is yet to come again, and
+// are given up for their silence.
+func (p *plane) close(s spell, to int64) {
+	s.to = to
+	if s.state == nameRestored {
+		s.state = nameLimping
+		if noticed := s.from + settleLate; noticed < to {
+			p.etcd = append(p.etcd, spell{s.from, noticed, s.state})
+			s = spell{from: noticed, to: to}
+		}
+	}
+	p.etcd = append(p.etcd, s)
 }
 
 // live takes in what became of a process.

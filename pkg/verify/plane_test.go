@@ -92,6 +92,20 @@ func TestJudgeOfTheControlPlane(t *testing.T) {
 			b.put(20*second, 2, "")
 			b.applied(20*second+second, "a", 2, 2)
 		}, ""},
+		{"a change that is late after etcd went back", func(b *book) {
+			b.etcd(20*second, history.EtcdAway)
+			b.etcd(21*second, history.EtcdRestored)
+			b.put(30*second, 2, "")
+			b.applied(30*second+second, "a", 2, 2)
+			b.applied(40*second, "b", 2, 2)
+		}, ""},
+		{"a change that is late long after etcd went back", func(b *book) {
+			b.etcd(20*second, history.EtcdAway)
+			b.etcd(21*second, history.EtcdRestored)
+			b.put(60*second, 2, "")
+			b.applied(60*second+second, "a", 2, 2)
+			b.applied(70*second, "b", 2, 2)
+		}, "I15"},
 		{"the same on a node that stands still", func(b *book) {
 			b.node(19*second, "b", history.Paused)
 			b.node(22*second, "b", history.Resumed)

@@ -140,9 +140,6 @@ func (m *mirror) follow(ctx context.Context) error {
 			if resp.Header.ClusterId != 0 && resp.Header.ClusterId != m.cur.cluster {
 				return errors.New("etcd has another history")
 			}
-			if resp.IsProgressNotify() && resp.Header.Revision < m.cur.rev {
-				return errWentBack
-			}
 			silence.Reset(m.timing.stale)
 			m.apply(resp)
 		case <-ask.C:

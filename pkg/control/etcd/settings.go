@@ -144,9 +144,6 @@ func (f *settingsFollower) hear(resp clientv3.WatchResponse) error {
 	if state := f.live.State(); !state.Of(resp.Header.ClusterId) {
 		return rereadError{settings.CauseRestored}
 	}
-	if state := f.live.State(); resp.IsProgressNotify() && resp.Header.Revision < state.Head() {
-		return errWentBack
-	}
 	f.live.Heard()
 	for i := 0; i < len(resp.Events); {
 		rev := resp.Events[i].Kv.ModRevision

@@ -58,10 +58,7 @@ func newFollower(etcd lister, prefix string, t timing, log *zap.Logger) *followe
 	}
 }
 
-var (
-	errSilent   = errors.New("nothing was heard for too long")
-	errWentBack = errors.New("the member has an older revision than was seen")
-)
+var errSilent = errors.New("nothing was heard for too long")
 
 // resyncError ends a watch so that everything is read again.
 type resyncError struct {
@@ -215,9 +212,6 @@ func (f *follower) hear(resp clientv3.WatchResponse) error {
 	}
 	if resp.Header.ClusterId != 0 && resp.Header.ClusterId != f.cur.cluster {
 		return &resyncError{cause: control.ResyncRestored}
-	}
-	if resp.IsProgressNotify() && resp.Header.Revision < f.cur.rev { // a member that lags, or etcd went back: a read tells
-		return &resyncError{cause: control.ResyncBroken, err: errWentBack}
 	}
 	f.saw(resp.Header.Revision)
 	switch {

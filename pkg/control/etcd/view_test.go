@@ -202,19 +202,3 @@ func TestAnotherClusterIsReadAtOnce(t *testing.T) {
 		}
 	})
 }
-
-// A sign of life that is older than what was seen means that etcd went back, or
-// that a member lags; a read tells which, so it must not pass for news.
-func TestOlderSignOfLifeIsReadAgain(t *testing.T) {
-	f := newFollower(nil, "p/", defaults, zap.NewNop())
-	f.cur = replica{rev: 10, cluster: 1}
-	sign := func(rev int64) clientv3.WatchResponse {
-		return clientv3.WatchResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: 1, Revision: rev}}
-	}
-	if err := f.hear(sign(10)); err != nil {
-		t.Errorf("a sign at the revision that was seen: %v", err)
-	}
-	if err := f.hear(sign(9)); !errors.Is(err, errWentBack) {
-		t.Errorf("an older sign: %v", err)
-	}
-}
