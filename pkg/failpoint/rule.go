@@ -51,11 +51,16 @@ const (
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
 	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
 	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
+	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
+	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap, CacheIsAuthority, NoAntiEntropy}
+	return []Defect{
+		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
+		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
+	}
 }
 
 // Action is what a rule does.
