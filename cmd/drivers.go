@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/dedup"
 	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
 	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
@@ -39,6 +40,17 @@ func specs() []module.Spec {
 			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
+}
+
+// sources and targets are the stores that imd store copy reads and fills.
+var (
+	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
+	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
+)
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
 // openDedupMemory is the dedup cache of one process.

@@ -117,7 +117,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 }
 
 func (s *Storage) openMessages(ctx context.Context) (err error) {
-	dsn, key := s.cfg.messages(s.deps.DataDir)
+	dsn, key := s.cfg.Messages(s.deps.DataDir)
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
@@ -131,20 +131,22 @@ func (s *Storage) openMessages(ctx context.Context) (err error) {
 
 // openDedup makes the cache of acknowledged sends. One that is away does not
 // keep the node from starting.
-func (s *Storage) openDedup() (err error) {
+func (s *Storage) openDedup() error {
 	open, ok := s.deps.Drivers.Dedup[s.cfg.Dedup]
 	if !ok {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: no driver for %q", s.cfg.Dedup)}
 	}
-	if s.dedup, err = open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log); err != nil {
+	c, err := open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log)
+	if err != nil {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: %w", err)}
 	}
+	s.dedup = c
 	return nil
 }
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
