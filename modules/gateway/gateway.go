@@ -70,10 +70,12 @@ type routes interface {
 
 // Deps is what the gateway works with.
 type Deps struct {
-	Node      im.NodeID
-	Log       *zap.Logger
-	Reg       prometheus.Registerer
-	State     stateClient
+	Node  im.NodeID
+	Log   *zap.Logger
+	Reg   prometheus.Registerer
+	State stateClient
+	// StateHome names the state node of a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	Directory directoryClient
 	Peer      func(im.NodeID) peerClient
 	Routes    func() (routes, error)
@@ -138,7 +140,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
-	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
+	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
 	return g, nil

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
@@ -250,5 +251,32 @@ func TestSpec(t *testing.T) {
 	}
 	if all, ok := ready.Check(t.Context()); ok || len(all) != 1 || all[0].Name != "storage" {
 		t.Errorf("checks: %+v", all)
+	}
+}
+
+// The name of a Postgres has a key of its own, which is a secret's.
+func TestPostgresName(t *testing.T) {
+	for _, tt := range []struct {
+		dsn, postgres string
+		want          string // part of the error; "" = good
+	}{
+		{"sqlite:", "postgres://u:hunter2@h/d", ""},
+		{"sqlite:", "postgresql://h/d", ""},
+		{"sqlite:", "mysql://u:hunter2@h/d", "storage.postgres"},
+		{"sqlite:", "host=h password=hunter2", "storage.postgres"},
+		{"postgres://u:hunter2@h/d", "", "storage.postgres_file"},
+	} {
+		cfg := DefaultConfig()
+		cfg.DSN, cfg.Postgres = tt.dsn, config.Secret(tt.postgres)
+		err := cfg.Validate()
+		if (err == nil) != (tt.want == "") || err != nil && (!strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2")) {
+			t.Errorf("%s, %s: %v, want %q", tt.dsn, tt.postgres, err, tt.want)
+		}
+	}
+	if dsn, key := (Config{DSN: "sqlite:", Postgres: "postgres://h/d"}).messages("/data"); dsn != "postgres://h/d" || key != "storage.postgres" {
+		t.Errorf("with a Postgres: %s of %s", dsn, key)
+	}
+	if dsn, key := DefaultConfig().messages("/data"); dsn != "sqlite:///data/imd.db" || key != "storage.dsn" {
+		t.Errorf("without: %s of %s", dsn, key)
 	}
 }

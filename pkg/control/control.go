@@ -201,6 +201,7 @@ type Handle struct {
 	elector  atomic.Pointer[Elector]
 	locker   atomic.Pointer[Locker]
 	leaders  atomic.Pointer[Leaders]
+	secret   atomic.Pointer[func() string]
 
 	mu      sync.Mutex    // of SetView
 	changed chan struct{} // closed at the next view; nil = nobody waits
@@ -301,6 +302,18 @@ func (h *Handle) Leaders() *Leaders {
 	}
 	return &Leaders{}
 }
+
+// Secret is what the nodes of the cluster share through the control plane; "" =
+// not known yet.
+func (h *Handle) Secret() string {
+	if f := h.secret.Load(); f != nil {
+		return (*f)()
+	}
+	return ""
+}
+
+// SetSecret publishes where the secret is. The control plane module calls it.
+func (h *Handle) SetSecret(f func() string) { h.secret.Store(&f) }
 
 // SetLeaders publishes a copy. The control plane calls it.
 func (h *Handle) SetLeaders(l *Leaders) { h.leaders.Store(l) }

@@ -383,3 +383,16 @@ func (p *Postgres) remove() {
 	}
 	_ = os.RemoveAll(p.Dir)
 }
+
+// Serve makes a database with the schema of the binary under test, and returns
+// the flags that let a node keep its messages there.
+func (p *Postgres) Serve(t testing.TB) []string {
+	t.Helper()
+	flags := []string{"--postgres", p.Database(t) + "&imd_unsafe=yes"} // tests do without fsync
+	ctx, cancel := context.WithTimeout(context.Background(), ReadyIn)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, Binary(t), append([]string{"migrate", "up"}, flags...)...).CombinedOutput(); err != nil {
+		t.Fatalf("imd migrate up: %v\n%s", err, out)
+	}
+	return flags
+}

@@ -27,6 +27,8 @@ const allocator = "transaction"
 type Options struct {
 	DSN string      // postgres://user:password@host/database?sslmode=verify-full&sslrootcert=FILE
 	Log *zap.Logger // nil = silent
+
+	tracer pgx.QueryTracer // of tests that count statements
 }
 
 // source is a data source name that was read.
@@ -52,6 +54,7 @@ func parse(dsn string) (source, error) {
 	c := s.config.ConnConfig
 	s.shown = fmt.Sprintf("%s at %s:%d", c.Database, c.Host, c.Port)
 	c.RuntimeParams["application_name"] = "imd"
+	c.RuntimeParams["client_encoding"] = "UTF8"
 	return s, nil
 }
 
@@ -109,6 +112,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			s.closePools()
 		}
 	}()
+	src.config.ConnConfig.Tracer = o.tracer
 	appends := limits{
 		conns: s.writers + sideCalls, lock: 300 * time.Millisecond, statement: 2500 * time.Millisecond,
 		call: 3500 * time.Millisecond, wait: time.Second,
@@ -200,18 +204,27 @@ func explain(shown string, err error) error {
 			return err
 		}
 	}
-	first, _, _ := strings.Cut(err.Error(), "\n")
+	text := strings.TrimSpace(err.Error()[strings.LastIndex(strings.TrimSpace(err.Error()), "\n")+1:])
 	switch code := codeOf(err); {
 	case code == "3D000":
 		return fmt.Errorf("the database %s does not exist; create it with createdb: %w", shown, store.ErrDSN)
 	case strings.HasPrefix(code, "28"):
 		return fmt.Errorf("the database %s refuses the user or its password: %w", shown, store.ErrDSN)
 	case code == "42501":
-		return fmt.Errorf("the user lacks a right in the database %s (%s)", shown, first)
+		return fmt.Errorf("the user lacks a right in the database %s (%s)", shown, text)
 	case code == "53300":
 		return fmt.Errorf("the database %s has no connection left; raise max_connections", shown)
 	case errors.Is(err, errStandby):
-		return fmt.Errorf("the database %s is a standby; give the address of the primary", shown)
+		return fmt.Errorf("the database %s is a standby; give the address of the primary: %w", shown, store.ErrUnsafe)
 	}
-	return fmt.Errorf("the database %s cannot be reached: %w", shown, err)
+	return &sentence{fmt.Sprintf("the database %s cannot be reached: %s", shown, text), err}
 }
+
+// sentence is an error of several lines in one.
+type sentence struct {
+	text string
+	err  error
+}
+
+func (s *sentence) Error() string { return s.text }
+func (s *sentence) Unwrap() error { return s.err }

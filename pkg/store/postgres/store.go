@@ -20,7 +20,6 @@ type Store struct {
 	writers int
 	log     *zap.Logger
 	intake  intake
-	locked  locked
 	known   known
 	epoch   atomic.Pointer[string]
 	wrote   atomic.Int64 // when a change was last known to be made, Unix nanoseconds
