@@ -2,13 +2,16 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/modules"
 	"github.com/imdhq/imd/modules/controlplane"
+	"github.com/imdhq/imd/modules/peers"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
@@ -26,6 +29,7 @@ import (
 // file is the only one that names a driver.
 func specs() []module.Spec {
 	return modules.Specs(modules.Drivers{
+		Names:   openNames,
 		Control: openControl,
 		Stores: storage.Drivers{
 			Messages: store.Drivers[store.MessageStore]{
@@ -93,5 +97,34 @@ func endpointsOf(c controlplane.Config) etcd.Endpoints {
 	return etcd.Endpoints{
 		URLs: c.Endpoints, Username: c.Username, Password: c.Password.Reveal(),
 		CA: c.TLS.CAFile, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile,
+	}
+}
+
+// openNames is the etcd of a naming service, reached as the control plane's is:
+// with its name, password and certificates.
+func openNames(env *module.Env) peers.NamesOpener {
+	return func(hosts []string) (peers.Names, error) {
+		cfg := controlplane.DefaultConfig()
+		if err := env.Config("controlplane", &cfg); err != nil {
+			return nil, err
+		}
+		at, scheme := endpointsOf(cfg), "http://"
+		if len(at.URLs) > 0 && strings.HasPrefix(at.URLs[0], "https://") {
+			scheme = "https://"
+		}
+		if len(hosts) > 0 {
+			at.URLs = nil
+		}
+		for _, h := range hosts {
+			at.URLs = append(at.URLs, scheme+h)
+		}
+		if len(at.URLs) == 0 {
+			return nil, errors.New("there is no etcd to read names from; name its hosts")
+		}
+		client, err := etcd.Dial(at, env.Log)
+		if err != nil {
+			return nil, err
+		}
+		return etcd.NewNames(client), nil
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/modules/peers"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
@@ -51,6 +52,7 @@ var sectionDocs = map[string]string{
 	"push":         "The role that hands new messages to the gateways.",
 	"gateway":      "The role that talks to clients.",
 	"scheduler":    "The role that does what only one node may do.",
+	"peers":        "How processes with different roles call each other.",
 }
 
 // schema registers the node's own sections and those of all modules.
@@ -182,15 +184,16 @@ func withoutPassword(value string) bool {
 
 // loaded is a configuration that was read and checked for the chosen roles.
 type loaded struct {
-	values *config.Values
-	top    topConfig
-	node   nodeConfig
-	log    obs.LogConfig
-	ops    obs.OpsConfig
-	auth   auth.Config
-	roles  []string
-	chosen []module.Spec // the roles and what they need, in the order of start
-	file   string
+	values   *config.Values
+	top      topConfig
+	node     nodeConfig
+	log      obs.LogConfig
+	ops      obs.OpsConfig
+	auth     auth.Config
+	roles    []string
+	chosen   []module.Spec // the roles and what they need, in the order of start
+	allRoles int           // how many there are
+	file     string
 }
 
 // load reads the configuration. It opens nothing but files.
@@ -222,11 +225,12 @@ func (s *settingFlags) load() (*loaded, error) {
 	if l.chosen, err = module.Order(s.app.specs, l.roles); err != nil {
 		return nil, err
 	}
-	return l, l.combination(module.Roles(s.app.specs))
+	l.allRoles = len(module.Roles(s.app.specs))
+	return l, l.combination()
 }
 
 // combination refuses settings that are good one by one and wrong together.
-func (l *loaded) combination(all []string) error {
+func (l *loaded) combination() error {
 	seen := map[string]string{}
 	for _, ln := range l.listeners() {
 		if other, twice := seen[ln.address]; twice && !strings.HasSuffix(ln.address, ":0") {
@@ -237,29 +241,65 @@ func (l *loaded) combination(all []string) error {
 	if l.values.Text("storage.dedup") == "redis" && l.values.Text("redis.url") == "" {
 		return config.Errorf("redis.url", "is missing, but storage.dedup is redis; set redis.url_file or IMD_REDIS_URL")
 	}
-	if len(l.roles) == len(all) {
+	if !l.split() {
 		return nil
 	}
-	var missing []string
-	for _, r := range all {
-		if !slices.Contains(l.roles, r) {
-			missing = append(missing, r)
-		}
+	if strings.Trim(l.values.Text("controlplane.endpoints"), "[]") == "" {
+		return config.Errorf("controlplane.endpoints", "this node has only the roles %s, but the etcd server inside the process cannot be reached by the nodes that have the others; start one with imd etcd and name it",
+			strings.Join(l.roles, ", "))
 	}
-	for _, local := range []struct{ key, value, what string }{
-		{"storage.routes", "memory", "routes in the memory of one process"},
-		{"storage.dsn", "sqlite", "messages in SQLite"},
-	} {
-		if local.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
-			continue
+	for _, local := range l.local() {
+		var here, missing []string
+		for _, r := range local.users {
+			if slices.Contains(l.roles, r) {
+				here = append(here, r)
+			} else {
+				missing = append(missing, r)
+			}
 		}
-		if v := l.values.Text(local.key); v == local.value || strings.HasPrefix(v, local.value+":") {
-			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has the rest; run --roles=all",
-				strings.Join(l.roles, ", "), strings.Join(missing, ", "), local.what, local.key)
+		if len(here) > 0 && len(missing) > 0 {
+			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has it; run both in one process",
+				strings.Join(here, ", "), strings.Join(missing, ", "), local.what, local.key)
 		}
 	}
 	return nil
 }
+
+// localStore is a store that only one process can use.
+type localStore struct {
+	key, scheme, what string
+	users             []string // the roles that use it
+}
+
+// local lists the stores of this configuration that only one process can use.
+func (l *loaded) local() []localStore {
+	return slices.DeleteFunc([]localStore{
+		{"storage.routes", "memory", "routes in the memory of one process", []string{"gateway", "push"}},
+		{"storage.dsn", "sqlite", "messages in SQLite", []string{"state", "scheduler"}},
+	}, func(s localStore) bool {
+		if s.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
+			return true
+		}
+		v := l.values.Text(s.key)
+		return v != s.scheme && !strings.HasPrefix(v, s.scheme+":")
+	})
+}
+
+// unshared says what each role of this node keeps for itself.
+func (l *loaded) unshared() map[string]string {
+	out := map[string]string{}
+	for _, s := range l.local() {
+		for _, r := range s.users {
+			if slices.Contains(l.roles, r) {
+				out[r] = s.what + " (" + s.key + ")"
+			}
+		}
+	}
+	return out
+}
+
+// split reports whether some role is not here.
+func (l *loaded) split() bool { return len(l.roles) < l.allRoles }
 
 // dataDir is the folder to use.
 func (l *loaded) dataDir(getenv func(string) string) (string, error) {
@@ -283,7 +323,11 @@ func (l *loaded) listeners() []listener {
 	}
 	var out []listener
 	for _, n := range names {
-		if addr := l.values.Text(n + ".listen"); addr != "" {
+		addr := l.values.Text(n + ".listen")
+		if n == "peers" && addr == "" && l.split() {
+			addr = peers.DefaultListen
+		}
+		if addr != "" {
 			out = append(out, listener{n + ".listen", addr})
 		}
 	}

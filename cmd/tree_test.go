@@ -18,13 +18,14 @@ import (
 // printsData has a command line for every command that prints data. Each is
 // run with -o json; it need not succeed, but what it prints must be JSON.
 var printsData = map[string][]string{
-	"imd config check":  {},
-	"imd config show":   {"--origin"},
-	"imd config docs":   {"--example"},
-	"imd check ready":   {},
-	"imd doctor":        {},
-	"imd nodes":         {},
-	"imd node show":     {"n"},
+	"imd config check": {},
+	"imd config show":  {"--origin"},
+	"imd config docs":  {"--example"},
+	"imd check ready":  {},
+	"imd doctor":       {},
+	"imd nodes":        {},
+	"imd node show":    {"n"},
+	"imd ring show":    {}, "imd ring explain": {"g_1"},
 	"imd node cordon":   {"n"},
 	"imd node uncordon": {"n"},
 	"imd node drain":    {"n"},

@@ -49,6 +49,8 @@ type Deps struct {
 	Redis   RedisConfig
 	DataDir string        // for the default database and relative paths
 	Handle  *store.Handle // where the open stores are published
+	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
+	NoMessages, NoRoutes bool
 }
 
 // Storage owns the stores of a node.
@@ -83,8 +85,8 @@ func New(cfg Config, deps Deps) *Storage {
 	return s
 }
 
-// Start opens both stores and the dedup cache, checks the clock and publishes
-// them.
+// Start opens the stores that the roles of this node use, and the dedup cache,
+// checks the clock and publishes them.
 func (s *Storage) Start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -93,6 +95,28 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
+	if !s.deps.NoMessages {
+		if err := s.openMessages(ctx); err != nil {
+			return err
+		}
+	}
+	if !s.deps.NoRoutes {
+		if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
+			return fmt.Errorf("storage.routes: %w", err)
+		}
+		s.deps.Handle.SetRoutes(s.routes)
+	}
+	if s.deps.NoMessages {
+		return nil
+	}
+	if err := s.openDedup(); err != nil {
+		return err
+	}
+	s.deps.Handle.SetDedup(s.dedup)
+	return nil
+}
+
+func (s *Storage) openMessages(ctx context.Context) (err error) {
 	dsn, key := s.cfg.messages(s.deps.DataDir)
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
@@ -100,29 +124,23 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 	if err := s.checkClock(ctx); err != nil {
 		return err
 	}
-	if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.routes: %w", err)
-	}
-	if err := s.openDedup(); err != nil {
-		return err
-	}
 	s.deps.Handle.SetMessages(s.messages)
-	s.deps.Handle.SetRoutes(s.routes)
-	s.deps.Handle.SetDedup(s.dedup)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
 	return nil
 }
 
 // openDedup makes the cache of acknowledged sends. One that is away does not
 // keep the node from starting.
-func (s *Storage) openDedup() (err error) {
+func (s *Storage) openDedup() error {
 	open, ok := s.deps.Drivers.Dedup[s.cfg.Dedup]
 	if !ok {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: no driver for %q", s.cfg.Dedup)}
 	}
-	if s.dedup, err = open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log); err != nil {
+	c, err := open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log)
+	if err != nil {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: %w", err)}
 	}
+	s.dedup = c
 	return nil
 }
 
@@ -180,6 +198,9 @@ func (s *Storage) Close() error {
 
 // Ready is the readiness check: the message store takes writes.
 func (s *Storage) Ready(ctx context.Context) module.Status {
+	if s.deps.NoMessages {
+		return module.Status{Ready: true}
+	}
 	m, err := s.deps.Handle.Messages()
 	if err != nil {
 		return module.Status{Reason: "the message store is not open"}

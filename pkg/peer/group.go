@@ -40,7 +40,7 @@ type group struct {
 	budget  balance.Budget
 	hedges  map[string]*balance.Hedge
 	latency map[string]*balance.EWMA
-	heard   map[string]time.Time // last answer, by node
+	heard   map[string]time.Time // last answer or probe, by node
 	rng     *rand.Rand
 }
 
@@ -171,6 +171,7 @@ func (g *group) report(p *place, m *Method, o balance.Outcome, took time.Duratio
 	defer g.mu.Unlock()
 	if o == balance.OK {
 		g.budget.Succeeded(now)
+		p.remote.answered.Store(true)
 		e := g.latency[p.id()]
 		if e == nil {
 			e = &balance.EWMA{}

@@ -27,6 +27,14 @@ func submit(conv string) *v1.SubmitRequest {
 func TestCallsOfAConversationStayTogether(t *testing.T) {
 	w := newWorld(t, "a", "b", "c")
 	seen := map[string]int{}
+	if w.caller.Reaches("state") {
+		t.Error("nodes are reached before one has answered")
+	}
+	defer func() {
+		if !w.caller.Reaches("state") {
+			t.Error("no node is reached")
+		}
+	}()
 	for i := range 60 {
 		conv := fmt.Sprint("g_", i)
 		home := w.home(conv)
@@ -68,6 +76,9 @@ func TestErrorsAreTheSameFromFarAndNear(t *testing.T) {
 
 func TestNobodyThere(t *testing.T) {
 	w := newWorld(t)
+	if w.caller.Reaches("state") || w.caller.Reaches("x") {
+		t.Error("somebody is reached")
+	}
 	for name, err := range map[string]error{
 		"state":   func() error { _, err := w.caller.State().Submit(t.Context(), submit("g")); return err }(),
 		"gateway": func() error { _, err := w.caller.Gateway("x").Kick(t.Context(), &v1.KickRequest{}); return err }(),
