@@ -41,6 +41,12 @@ func specs() []module.Spec {
 	})
 }
 
+// sources and targets are the stores that imd store copy reads and fills.
+var (
+	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
+	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
+)
+
 // openDedupMemory is the dedup cache of one process.
 func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
 	return dedupmemory.New(o), nil

@@ -117,7 +117,7 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 }
 
 func (s *Storage) openMessages(ctx context.Context) (err error) {
-	dsn, key := s.cfg.messages(s.deps.DataDir)
+	dsn, key := s.cfg.Messages(s.deps.DataDir)
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
@@ -146,7 +146,7 @@ func (s *Storage) openDedup() error {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}

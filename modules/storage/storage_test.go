@@ -273,10 +273,10 @@ func TestPostgresName(t *testing.T) {
 			t.Errorf("%s, %s: %v, want %q", tt.dsn, tt.postgres, err, tt.want)
 		}
 	}
-	if dsn, key := (Config{DSN: "sqlite:", Postgres: "postgres://h/d"}).messages("/data"); dsn != "postgres://h/d" || key != "storage.postgres" {
+	if dsn, key := (Config{DSN: "sqlite:", Postgres: "postgres://h/d"}).Messages("/data"); dsn != "postgres://h/d" || key != "storage.postgres" {
 		t.Errorf("with a Postgres: %s of %s", dsn, key)
 	}
-	if dsn, key := DefaultConfig().messages("/data"); dsn != "sqlite:///data/imd.db" || key != "storage.dsn" {
+	if dsn, key := DefaultConfig().Messages("/data"); dsn != "sqlite:///data/imd.db" || key != "storage.dsn" {
 		t.Errorf("without: %s of %s", dsn, key)
 	}
 }

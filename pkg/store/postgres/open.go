@@ -144,8 +144,8 @@ var errStandby = errors.New("the server is a standby, which cannot be written")
 
 const (
 	sqlIdentity = `SELECT pg_is_in_recovery(), s.system_identifier::text || '/' ||
-  CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || 'entry'::regclass::oid
-  FROM pg_control_system() s`
+  CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || 'entry'::regclass::oid,
+  EXISTS (SELECT 1 FROM import WHERE finished_ms = 0) FROM pg_control_system() s`
 	sqlBeginStore = `INSERT INTO store (id, data_epoch, identity, allocator) VALUES (1, $1, $2, $3) ON CONFLICT (id) DO NOTHING`
 	sqlNewEpoch   = `UPDATE store SET data_epoch = $1, identity = $2 WHERE id = 1 AND identity = $3`
 	sqlStore      = `SELECT data_epoch, identity, allocator FROM store WHERE id = 1`
@@ -154,13 +154,16 @@ const (
 // identify compares the cluster behind a new connection with the one that the
 // data_epoch is for, and makes a new data_epoch if it is another.
 func (s *Store) identify(ctx context.Context, c *pgx.Conn) error {
-	var standby bool
+	var standby, half bool
 	var now string
-	if err := c.QueryRow(ctx, sqlIdentity).Scan(&standby, &now); err != nil {
+	if err := c.QueryRow(ctx, sqlIdentity).Scan(&standby, &now, &half); err != nil {
 		return err
 	}
-	if standby {
+	switch {
+	case standby:
 		return errStandby
+	case half:
+		return fmt.Errorf("the database is half a copy of another store; run imd store copy again, or begin with an empty database: %w", store.ErrUnfinished)
 	}
 	epoch, was, how, err := storeRow(ctx, c)
 	if errors.Is(err, pgx.ErrNoRows) { // the very first start
@@ -199,7 +202,7 @@ func newEpoch() string { return strings.ToLower(rand.Text()[:16]) }
 
 // explain turns a failure to reach the database into one sentence.
 func explain(shown string, err error) error {
-	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe} {
+	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished, store.ErrLocked} {
 		if errors.Is(err, known) {
 			return err
 		}
