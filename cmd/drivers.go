@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/dedup"
 	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
 	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
@@ -46,6 +47,11 @@ var (
 	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
 	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
 )
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
+}
 
 // openDedupMemory is the dedup cache of one process.
 func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {

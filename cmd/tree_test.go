@@ -50,7 +50,7 @@ var printsData = map[string][]string{
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat"}
+var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat", "imd drill witness"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

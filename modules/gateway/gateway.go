@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
@@ -88,6 +89,8 @@ type Deps struct {
 	// Capacity publishes how many connections are taken at most; nil = nobody
 	// wants to know.
 	Capacity func(connections int)
+	// Leaders is the latest copy of the announced leaders; nil = there are none.
+	Leaders func() *control.Leaders
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -103,6 +106,7 @@ type Gateway struct {
 	limits    *Limits
 	admission *admission
 	hub       *hub
+	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
 	marks     *marks
 	submitter *submitter
@@ -123,6 +127,14 @@ type Gateway struct {
 
 	ln  net.Listener
 	srv *http.Server
+}
+
+// leaders is the latest copy of the announced leaders.
+func (g *Gateway) leaders() *control.Leaders {
+	if g.Leaders == nil {
+		return &control.Leaders{}
+	}
+	return g.Leaders()
 }
 
 // New makes a gateway from a valid configuration.

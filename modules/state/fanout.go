@@ -165,8 +165,11 @@ func (f *fanout) empty(ctx context.Context, p *fanoutPile) {
 		if len(items) == 0 {
 			return
 		}
-		failpoint.Hit(failpoint.BeforeFanout)
-		f.send(ctx, items)
+		if err := failpoint.Error(failpoint.BeforeFanout); err != nil {
+			f.drop(items, 0, err)
+		} else {
+			f.send(ctx, items)
+		}
 		f.sent(items)
 		if ctx.Err() != nil {
 			return
@@ -234,11 +237,16 @@ func (f *fanout) send(ctx context.Context, items []fanoutItem) {
 			return
 		}
 		if try == len(fanoutPauses) || !im.Retryable(err) || !pause(ctx, fanoutPauses[try]) {
-			f.m.fanoutDropped.WithLabelValues("push").Add(float64(len(items)))
-			f.log.Warn("items were not fanned out; clients find them by their cursors", zap.Int("items", len(items)), obs.Attempt(try+1), obs.Err(err))
+			f.drop(items, try+1, err)
 			return
 		}
 	}
+}
+
+// drop counts items that are not handed over.
+func (f *fanout) drop(items []fanoutItem, tries int, err error) {
+	f.m.fanoutDropped.WithLabelValues("push").Add(float64(len(items)))
+	f.log.Warn("items were not fanned out; clients find them by their cursors", zap.Int("items", len(items)), obs.Attempt(tries), obs.Err(err))
 }
 
 func (f *fanout) call(ctx context.Context, req *v1.FanoutRequest) error {

@@ -131,14 +131,16 @@ func (s *Storage) openMessages(ctx context.Context) (err error) {
 
 // openDedup makes the cache of acknowledged sends. One that is away does not
 // keep the node from starting.
-func (s *Storage) openDedup() (err error) {
+func (s *Storage) openDedup() error {
 	open, ok := s.deps.Drivers.Dedup[s.cfg.Dedup]
 	if !ok {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: no driver for %q", s.cfg.Dedup)}
 	}
-	if s.dedup, err = open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log); err != nil {
+	c, err := open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log)
+	if err != nil {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: %w", err)}
 	}
+	s.dedup = c
 	return nil
 }
 

@@ -54,6 +54,7 @@ type rig struct {
 	dsn      string // as the driver got it
 	fail     error  // what the driver of messages says
 	failR    error  // what the driver of routes says
+	failD    error  // what the driver of the dedup cache says
 }
 
 func newRig(t *testing.T, cfg Config) *rig {
@@ -67,7 +68,12 @@ func newRig(t *testing.T, cfg Config) *rig {
 				}
 				return r.messages, nil
 			}},
-			Dedup: map[string]DedupOpener{"memory": func(_ RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) { return memory.New(o), nil }},
+			Dedup: map[string]DedupOpener{"memory": func(_ RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
+				if r.failD != nil {
+					return (*memory.Cache)(nil), r.failD
+				}
+				return memory.New(o), nil
+			}},
 			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
 				if r.failR != nil {
 					return nil, r.failR
@@ -90,6 +96,9 @@ func TestLife(t *testing.T) {
 	m, err := r.handle.Messages()
 	if err != nil || m != store.MessageStore(r.messages) || r.dsn != "sqlite:///data/imd.db" {
 		t.Errorf("published %v, %v, opened %s", m, err, r.dsn)
+	}
+	if c, err := r.handle.Dedup(); err != nil || c.Open() {
+		t.Errorf("published %v, %v", c, err)
 	}
 	if routes, err := r.handle.Routes(); err != nil || routes != store.RouteStore(r.routes) {
 		t.Errorf("published %v, %v", routes, err)
@@ -126,6 +135,7 @@ func TestStartFails(t *testing.T) {
 		{name: "damage", change: func(r *rig) { r.fail = store.ErrCorrupt }, want: store.ErrCorrupt},
 		{name: "another fault", change: func(r *rig) { r.fail = other }, want: other},
 		{name: "routes fail", change: func(r *rig) { r.failR = other }, want: other},
+		{name: "no dedup cache can be made", change: func(r *rig) { r.failD = other }, want: other, config: true, words: "storage.dedup"},
 		{
 			name: "a clock far behind", change: func(r *rig) { r.messages.newest = time.Now().Add(6 * time.Minute) },
 			want: store.ErrClock, config: true, words: "set the clock",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 )
 
@@ -32,7 +33,11 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "imd")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "github.com/imdhq/imd")
+	args := []string{"build", "-trimpath", "-o", path}
+	if failpoint.Built {
+		args = append(args, "-tags", "drill")
+	}
+	cmd := exec.Command("go", append(args, "github.com/imdhq/imd")...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
