@@ -62,7 +62,7 @@ Bench switches the server's rate limits off while it runs, and says so.`,
 	for _, name := range slices.Sorted(maps.Keys(scenarios)) {
 		c.AddCommand(newBenchScenario(a, name, scenarios[name]))
 	}
-	c.AddCommand(newBenchCompare(a), newBenchOverhead(a))
+	c.AddCommand(newBenchCompare(a), newBenchOverhead(a), newBenchLoad(a))
 	return c
 }
 

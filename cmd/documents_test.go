@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/peer"
 )
 
 var update = flag.Bool("update", false, "write the documents instead of checking them")
@@ -98,6 +99,16 @@ func TestDocumentOfModules(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", s.Name, role, orDash(strings.Join(s.Needs, ", ")), orDash(strings.Join(s.Calls, ", ")))
 	}
 	part(t, "architecture.md", "modules", b.String())
+}
+
+// docs/features/split.md has the methods between roles.
+func TestDocumentOfMethods(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| Method | Picker | By | Repeated | Criticality |\n|---|---|---|---|---|\n")
+	for _, m := range peer.NewSet("n", zap.NewNop()).Report().Methods {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", m.Name, m.Picker, m.By, m.Repeat, m.Class)
+	}
+	part(t, "features/split.md", "methods", b.String())
 }
 
 func orDash(s string) string {

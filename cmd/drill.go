@@ -61,7 +61,7 @@ is nothing to judge; 130 interrupted.`,
 	}
 	f.add(c)
 	c.Flags().Uint64Var(&f.o.Seed, "seed", 0, "chooses the schedule (default: random, and printed)")
-	c.AddCommand(newDrillReplay(a), newDrillSchedule(a))
+	c.AddCommand(newDrillReplay(a), newDrillSchedule(a), newDrillWitness(a))
 	return c
 }
 
@@ -118,13 +118,13 @@ func (f *drillFlags) addPlan(c *cobra.Command) {
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.faults, "faults", nil, "of "+strings.Join(kinds, ", ")+" (default: all that are possible here)")
+	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane) or a YAML file with the nodes of the cluster")
 	fl.Float64Var(&f.minutes, "minutes", 10, "how long the load runs under faults, 0.2 to 1440")
 }
 
 func (f *drillFlags) add(c *cobra.Command) {
 	f.addPlan(c)
 	fl := c.Flags()
-	fl.StringVar(&f.layout, "layout", "", "YAML file with the nodes of the cluster (default: one node with all roles)")
 	fl.StringVar(&f.keep, "keep", "", "new folder for history and logs, which stay whatever the verdict")
 	fl.StringVar(&f.report, "report", "", "also write the verdict as an HTML file")
 	fl.IntVar(&f.o.Conns, "conns", f.o.Conns, "devices of the load")
@@ -148,8 +148,13 @@ func (f *drillFlags) check() (err error) {
 		return usagef("--settle: %v is less than 1s", o.Settle)
 	}
 	o.Duration = time.Duration(f.minutes * float64(time.Minute)).Round(time.Millisecond)
+	if known, ok := drill.Layouts()[f.layout]; ok {
+		o.Layout = known
+	} else if o.Layout, err = drill.ReadLayout(f.layout); err != nil {
+		return newFailure(exitConfig, "layout", err.Error(), "")
+	}
 	if len(f.faults) == 0 {
-		o.Kinds = drill.Possible()
+		o.Kinds = drill.Possible(o.Layout)
 	} else {
 		o.Kinds = nil
 		for _, name := range f.faults {
@@ -157,15 +162,10 @@ func (f *drillFlags) check() (err error) {
 			if !slices.Contains(drill.Kinds(), k) {
 				return usagef("--faults: there is no fault %q", name)
 			}
-			if why := drill.Impossible(k); why != "" {
+			if why := drill.Impossible(k, o.Layout); why != "" {
 				return newFailure(exitNotAllowed, "impossible", fmt.Sprintf("fault %s %s", k, why), "leave it out with --faults")
 			}
 			o.Kinds = append(o.Kinds, k)
-		}
-	}
-	if f.layout != "" {
-		if o.Layout, err = drill.ReadLayout(f.layout); err != nil {
-			return newFailure(exitConfig, "layout", err.Error(), "")
 		}
 	}
 	return nil
@@ -196,6 +196,7 @@ func (f *drillFlags) run(ctx context.Context) error {
 	if err := raiseFiles(4*o.Conns + 1000); err != nil {
 		return err
 	}
+	o.OpenLedger = openLedger
 	fmt.Fprintf(f.app.errOut, "drill with seed %d, %v of load, in %s\n", o.Seed, o.Duration, dir)
 	line := newLive(f.app)
 	o.Progress = func(p drill.Progress) { line.put(drillLine(p)) }

@@ -2,19 +2,23 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/modules"
 	"github.com/imdhq/imd/modules/controlplane"
+	"github.com/imdhq/imd/modules/peers"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/dedup"
 	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
 	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
@@ -26,6 +30,7 @@ import (
 // file is the only one that names a driver.
 func specs() []module.Spec {
 	return modules.Specs(modules.Drivers{
+		Names:   openNames,
 		Control: openControl,
 		Stores: storage.Drivers{
 			Messages: store.Drivers[store.MessageStore]{
@@ -35,6 +40,17 @@ func specs() []module.Spec {
 			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
+}
+
+// sources and targets are the stores that imd store copy reads and fills.
+var (
+	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
+	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
+)
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
 // openDedupMemory is the dedup cache of one process.
@@ -93,5 +109,34 @@ func endpointsOf(c controlplane.Config) etcd.Endpoints {
 	return etcd.Endpoints{
 		URLs: c.Endpoints, Username: c.Username, Password: c.Password.Reveal(),
 		CA: c.TLS.CAFile, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile,
+	}
+}
+
+// openNames is the etcd of a naming service, reached as the control plane's is:
+// with its name, password and certificates.
+func openNames(env *module.Env) peers.NamesOpener {
+	return func(hosts []string) (peers.Names, error) {
+		cfg := controlplane.DefaultConfig()
+		if err := env.Config("controlplane", &cfg); err != nil {
+			return nil, err
+		}
+		at, scheme := endpointsOf(cfg), "http://"
+		if len(at.URLs) > 0 && strings.HasPrefix(at.URLs[0], "https://") {
+			scheme = "https://"
+		}
+		if len(hosts) > 0 {
+			at.URLs = nil
+		}
+		for _, h := range hosts {
+			at.URLs = append(at.URLs, scheme+h)
+		}
+		if len(at.URLs) == 0 {
+			return nil, errors.New("there is no etcd to read names from; name its hosts")
+		}
+		client, err := etcd.Dial(at, env.Log)
+		if err != nil {
+			return nil, err
+		}
+		return etcd.NewNames(client), nil
 	}
 }

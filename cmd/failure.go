@@ -64,7 +64,7 @@ func newFailure(exit int, reason, message, hint string) *failure {
 }
 
 // configCauses are errors of other packages that mean a wrong configuration.
-var configCauses = []error{store.ErrSchema, store.ErrClock, store.ErrDSN, store.ErrUnsafe}
+var configCauses = []error{store.ErrSchema, store.ErrClock, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished}
 
 // classify finds out what an error means to the user.
 func classify(err error) *failure {

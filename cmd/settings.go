@@ -3,6 +3,7 @@ package cmd
 import (
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/modules/peers"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
@@ -51,6 +53,7 @@ var sectionDocs = map[string]string{
 	"push":         "The role that hands new messages to the gateways.",
 	"gateway":      "The role that talks to clients.",
 	"scheduler":    "The role that does what only one node may do.",
+	"peers":        "How processes with different roles call each other.",
 }
 
 // schema registers the node's own sections and those of all modules.
@@ -106,7 +109,7 @@ var flagKeys = []struct{ flag, key, usage string }{
 	{"data-dir", "data_dir", "folder for keys and data (default: $IMD_DATA_DIR, else imd below $XDG_DATA_HOME or ~/.local/share)"},
 	{"listen", "gateway.listen", "host:port for clients; port 0 picks a free one (default: 127.0.0.1:8420)"},
 	{"ops-listen", "ops.listen", "host:port for probes, metrics and admin services (default: 127.0.0.1:8421)"},
-	{"postgres", "storage.postgres", "data source name of the Postgres that keeps the messages; its password shows in lists of processes (default: none, SQLite)"},
+	{"postgres", "storage.postgres", "data source name of the Postgres that keeps the messages, without a password (default: none, SQLite)"},
 	{"postgres-file", "storage.postgres_file", "file with the data source name of the Postgres (default: none)"},
 	{"node-name", "node.name", "name of this node in the cluster (default: made at the first start and kept)"},
 	{"log-level", "log.level", "debug, info, warn or error (default: info)"},
@@ -163,23 +166,36 @@ func (s *settingFlags) assigns() ([]config.Assign, error) {
 	}
 	for _, f := range flagKeys {
 		if s.cmd.Flags().Changed(f.flag) {
-			out = append(out, config.Assign{Key: f.key, Value: *s.named[f.flag], Flag: "--" + f.flag})
+			value := *s.named[f.flag]
+			out = append(out, config.Assign{Key: f.key, Value: value, Flag: "--" + f.flag, Open: withoutPassword(value)})
 		}
 	}
 	return out, nil
 }
 
+// withoutPassword reports whether value is a data source name that holds no
+// password, so that it may stand on a command line.
+func withoutPassword(value string) bool {
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme == "" {
+		return false
+	}
+	_, has := u.User.Password()
+	return !has && !strings.Contains(u.RawQuery, "password")
+}
+
 // loaded is a configuration that was read and checked for the chosen roles.
 type loaded struct {
-	values *config.Values
-	top    topConfig
-	node   nodeConfig
-	log    obs.LogConfig
-	ops    obs.OpsConfig
-	auth   auth.Config
-	roles  []string
-	chosen []module.Spec // the roles and what they need, in the order of start
-	file   string
+	values   *config.Values
+	top      topConfig
+	node     nodeConfig
+	log      obs.LogConfig
+	ops      obs.OpsConfig
+	auth     auth.Config
+	roles    []string
+	chosen   []module.Spec // the roles and what they need, in the order of start
+	allRoles int           // how many there are
+	file     string
 }
 
 // load reads the configuration. It opens nothing but files.
@@ -211,11 +227,12 @@ func (s *settingFlags) load() (*loaded, error) {
 	if l.chosen, err = module.Order(s.app.specs, l.roles); err != nil {
 		return nil, err
 	}
-	return l, l.combination(module.Roles(s.app.specs))
+	l.allRoles = len(module.Roles(s.app.specs))
+	return l, l.combination()
 }
 
 // combination refuses settings that are good one by one and wrong together.
-func (l *loaded) combination(all []string) error {
+func (l *loaded) combination() error {
 	seen := map[string]string{}
 	for _, ln := range l.listeners() {
 		if other, twice := seen[ln.address]; twice && !strings.HasSuffix(ln.address, ":0") {
@@ -229,29 +246,65 @@ func (l *loaded) combination(all []string) error {
 	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
 		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")
 	}
-	if len(l.roles) == len(all) {
+	if !l.split() {
 		return nil
 	}
-	var missing []string
-	for _, r := range all {
-		if !slices.Contains(l.roles, r) {
-			missing = append(missing, r)
-		}
+	if strings.Trim(l.values.Text("controlplane.endpoints"), "[]") == "" {
+		return config.Errorf("controlplane.endpoints", "this node has only the roles %s, but the etcd server inside the process cannot be reached by the nodes that have the others; start one with imd etcd and name it",
+			strings.Join(l.roles, ", "))
 	}
-	for _, local := range []struct{ key, value, what string }{
-		{"storage.routes", "memory", "routes in the memory of one process"},
-		{"storage.dsn", "sqlite", "messages in SQLite"},
-	} {
-		if local.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
-			continue
+	for _, local := range l.local() {
+		var here, missing []string
+		for _, r := range local.users {
+			if slices.Contains(l.roles, r) {
+				here = append(here, r)
+			} else {
+				missing = append(missing, r)
+			}
 		}
-		if v := l.values.Text(local.key); v == local.value || strings.HasPrefix(v, local.value+":") {
-			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has the rest; run --roles=all",
-				strings.Join(l.roles, ", "), strings.Join(missing, ", "), local.what, local.key)
+		if len(here) > 0 && len(missing) > 0 {
+			return config.Errorf("roles", "%s without %s, but %s (%s) cannot be shared with the process that has it; run both in one process",
+				strings.Join(here, ", "), strings.Join(missing, ", "), local.what, local.key)
 		}
 	}
 	return nil
 }
+
+// localStore is a store that only one process can use.
+type localStore struct {
+	key, scheme, what string
+	users             []string // the roles that use it
+}
+
+// local lists the stores of this configuration that only one process can use.
+func (l *loaded) local() []localStore {
+	return slices.DeleteFunc([]localStore{
+		{"storage.routes", "memory", "routes in the memory of one process", []string{"gateway", "push"}},
+		{"storage.dsn", "sqlite", "messages in SQLite", []string{"state", "scheduler"}},
+	}, func(s localStore) bool {
+		if s.key == "storage.dsn" && l.values.Text("storage.postgres") != "" {
+			return true
+		}
+		v := l.values.Text(s.key)
+		return v != s.scheme && !strings.HasPrefix(v, s.scheme+":")
+	})
+}
+
+// unshared says what each role of this node keeps for itself.
+func (l *loaded) unshared() map[string]string {
+	out := map[string]string{}
+	for _, s := range l.local() {
+		for _, r := range s.users {
+			if slices.Contains(l.roles, r) {
+				out[r] = s.what + " (" + s.key + ")"
+			}
+		}
+	}
+	return out
+}
+
+// split reports whether some role is not here.
+func (l *loaded) split() bool { return len(l.roles) < l.allRoles }
 
 // dataDir is the folder to use.
 func (l *loaded) dataDir(getenv func(string) string) (string, error) {
@@ -275,7 +328,11 @@ func (l *loaded) listeners() []listener {
 	}
 	var out []listener
 	for _, n := range names {
-		if addr := l.values.Text(n + ".listen"); addr != "" {
+		addr := l.values.Text(n + ".listen")
+		if n == "peers" && addr == "" && l.split() {
+			addr = peers.DefaultListen
+		}
+		if addr != "" {
 			out = append(out, listener{n + ".listen", addr})
 		}
 	}

@@ -18,13 +18,14 @@ import (
 // printsData has a command line for every command that prints data. Each is
 // run with -o json; it need not succeed, but what it prints must be JSON.
 var printsData = map[string][]string{
-	"imd config check":  {},
-	"imd config show":   {"--origin"},
-	"imd config docs":   {"--example"},
-	"imd check ready":   {},
-	"imd doctor":        {},
-	"imd nodes":         {},
-	"imd node show":     {"n"},
+	"imd config check": {},
+	"imd config show":  {"--origin"},
+	"imd config docs":  {"--example"},
+	"imd check ready":  {},
+	"imd doctor":       {},
+	"imd nodes":        {},
+	"imd node show":    {"n"},
+	"imd ring show":    {}, "imd ring explain": {"g_1"},
 	"imd node cordon":   {"n"},
 	"imd node uncordon": {"n"},
 	"imd node drain":    {"n"},
@@ -43,11 +44,13 @@ var printsData = map[string][]string{
 	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench fanout": {},
 	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
 	"imd verify": {"no-such-history"},
-	"imd drill":  {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
+	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},
+	"imd store copy": {"--to", "sqlite:copy.db"}, "imd store new-epoch": {}, "imd bench load": {"--to", "oracle:x"},
+	"imd drill": {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat"}
+var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat", "imd drill witness"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

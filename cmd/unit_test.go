@@ -144,3 +144,16 @@ func TestEveryKeyOfTheProgram(t *testing.T) {
 		}
 	}
 }
+
+// A name with a password never stands on a command line.
+func TestWithoutPassword(t *testing.T) {
+	for dsn, want := range map[string]bool{
+		"postgres://imd@h/d": true, "postgres:///d?host=/run/postgresql": true, "postgres://imd:x@h/d": false, "postgres://imd:@h/d": false,
+		"postgres://h/d?user=imd&password=x": false, "postgres://h/d?password=%zz": false, "postgres://h/d?sslpassword=x": false,
+		"host=h password=x": false, "": false, "postgres://imd:x%zz@h/d": false,
+	} {
+		if got := withoutPassword(dsn); got != want {
+			t.Errorf("%s: %v", dsn, got)
+		}
+	}
+}

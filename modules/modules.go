@@ -5,6 +5,7 @@ package modules
 import (
 	"github.com/imdhq/imd/modules/controlplane"
 	"github.com/imdhq/imd/modules/gateway"
+	"github.com/imdhq/imd/modules/peers"
 	"github.com/imdhq/imd/modules/push"
 	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/modules/state"
@@ -17,6 +18,7 @@ import (
 type Drivers struct {
 	Control controlplane.Opener
 	Stores  storage.Drivers
+	Names   func(*module.Env) peers.NamesOpener
 }
 
 // Specs lists the modules in the order of their start, as far as their needs
@@ -26,6 +28,7 @@ func Specs(d Drivers) []module.Spec {
 	return []module.Spec{
 		controlplane.Spec(d.Control), // who is in the cluster
 		storage.Spec(d.Stores),       // where messages and routes are kept
+		peers.Spec(d.Names),          // the other processes
 		state.Spec(),                 // orders and stores messages
 		push.Spec(),                  // hands them to the gateways
 		gateway.Spec(),               // talks to clients

@@ -16,7 +16,7 @@ type Config struct {
 	// FollowMembers uses what the members say of themselves.
 	FollowMembers bool `mapstructure:"follow_members" doc:"Also use the client URLs that the members of the etcd cluster advertise, each once it answered; so members may be replaced while nodes run. Default false."`
 	// Watch says whom the node follows.
-	Watch string `mapstructure:"watch" doc:"direct: follow etcd and hand its records on to other nodes; relayed: get them from nodes that do, and follow etcd only while none answers. Default direct, which is good for 200 nodes."`
+	Watch string `mapstructure:"watch" doc:"direct: follow nodes, leaders and settings in etcd and hand them on to other nodes; relayed: get them from nodes that do, and follow etcd only while none answers. Default direct, which is good for 200 nodes."`
 	// Cluster separates clusters on one etcd.
 	Cluster string `mapstructure:"cluster" doc:"Name of the cluster; nodes of different names on one etcd do not see each other. 1 to 64 of a-z 0-9 . _ -, default imd."`
 	// Zone is where the node stands.

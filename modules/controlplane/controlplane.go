@@ -89,6 +89,7 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	c.Handle.SetOperator(p)
 	c.Handle.SetElector(p)
 	c.Handle.SetLocker(p)
+	c.Handle.SetSecret(c.secret)
 	return nil
 }
 

@@ -32,7 +32,9 @@
 //
 //	imd_etcd_lease_lost_total            leases that ended without our doing
 //	imd_etcd_record_repairs_total        own records found missing or wrong
-//	imd_etcd_watch_resyncs_total{cause}  full reads of the cluster after the first
+//	imd_etcd_watch_resyncs_total{cause}  full reads of nodes, leaders or settings after the first
+//	imd_etcd_watches                     watches that etcd serves this node; 0 while others hand on what they see
+//	imd_relay_waiting                    calls of other nodes that wait here for changes
 //	imd_etcd_revision_lag                revisions that etcd is known to be ahead of the view
 //	imd_etcd_view_age_seconds            since the last sign of life of the watch
 //	imd_etcd_renewals_total{result}      attempts to renew the lease
@@ -41,7 +43,7 @@
 //	imd_etcd_endpoint_good{endpoint}     1 while calls prefer it
 //	imd_etcd_member_*{endpoint}          revision, database bytes, in use and quota, alarms
 //	imd_etcd_registered                  1 while the record is written under a lease that holds
-//	imd_discovery_drift_total            records of the view that were wrong; 0 in a healthy cluster
+//	imd_discovery_drift_total            records that were wrong; 0 in a healthy cluster
 //	imd_discovery_suspects_total         nodes whose record vanished without a word
 //	imd_discovery_held_total             of these, kept in use because most of a role vanished at once
 //	imd_discovery_evicted_total          of these, gone

@@ -18,6 +18,7 @@ type collector struct {
 	leaseLost, repairs, renewals, resyncs, lag, age, away, registered *prometheus.Desc
 	drift, suspects, held, evicted, nodes, standing, info             *prometheus.Desc
 	calls, good, revision, dbBytes, dbInUse, dbQuota, alarms          *prometheus.Desc
+	watches, asking                                                   *prometheus.Desc
 	elections                                                         electionDescs
 }
 
@@ -42,11 +43,13 @@ func newCollector(stats func() (control.Stats, bool), view func() *control.View,
 		dbInUse:    desc("imd_etcd_member_db_in_use_bytes", "Of that, what is not free for new data.", "endpoint"),
 		dbQuota:    desc("imd_etcd_member_db_quota_bytes", "Size of the database at which writes stop.", "endpoint"),
 		alarms:     desc("imd_etcd_member_alarms", "Alarms that the member tells of.", "endpoint"),
-		resyncs:    desc("imd_etcd_watch_resyncs_total", "Full reads of the cluster after the first one.", "cause"),
+		resyncs:    desc("imd_etcd_watch_resyncs_total", "Full reads of nodes, leaders or settings after the first one.", "cause"),
+		watches:    desc("imd_etcd_watches", "Watches that etcd serves this node; 0 while other nodes hand on what they see."),
+		asking:     desc("imd_relay_waiting", "Calls of other nodes that wait here for changes of the registry."),
 		lag:        desc("imd_etcd_revision_lag", "Revisions that etcd is known to be ahead of the view."),
 		age:        desc("imd_etcd_view_age_seconds", "Time since the last sign of life of the watch."),
 		registered: desc("imd_etcd_registered", "1 while the record of this node is written under a lease that holds."),
-		drift:      desc("imd_discovery_drift_total", "Records of the view that the periodic check found wrong; 0 in a healthy cluster."),
+		drift:      desc("imd_discovery_drift_total", "Records of nodes, leaders or settings that the periodic check found wrong; 0 in a healthy cluster."),
 		nodes:      desc("imd_discovery_nodes", "Nodes in the view.", "state"),
 		info:       desc("imd_node_info", "Always 1; the labels say what this node is.", "node", "version", "roles", "zone"),
 		elections:  newElectionDescs(desc),
@@ -57,7 +60,7 @@ func newCollector(stats func() (control.Stats, bool), view func() *control.View,
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.leaseLost, c.repairs, c.renewals, c.resyncs, c.lag, c.age, c.away, c.registered, c.drift, c.suspects, c.held, c.evicted, c.nodes, c.standing,
-		c.info, c.calls, c.good, c.revision, c.dbBytes, c.dbInUse, c.dbQuota, c.alarms,
+		c.info, c.calls, c.good, c.revision, c.dbBytes, c.dbInUse, c.dbQuota, c.alarms, c.watches, c.asking,
 	} {
 		ch <- d
 	}
@@ -103,6 +106,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(c.age, time.Since(s.Heard).Seconds())
 	}
 	out.flag(c.away, s.Stale)
+	out.gauge(c.watches, float64(s.Watches))
+	out.gauge(c.asking, float64(s.Asking))
 	out.flag(c.registered, s.Registered)
 	c.discovery(out, s)
 	c.server(out, s)

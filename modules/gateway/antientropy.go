@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -46,6 +47,9 @@ func (g *Gateway) antiEntropy(ctx context.Context) {
 // compareHeads makes one round: heads that changed since version go to the
 // sessions that do not know them. It returns the version for the next round.
 func (g *Gateway) compareHeads(ctx context.Context, version string) (next string, err error) {
+	if failpoint.Bad(failpoint.NoAntiEntropy) {
+		return "", nil
+	}
 	users := g.hub.online()
 	for first := true; first || len(users) > 0; first = false {
 		n := min(len(users), headsBatch)

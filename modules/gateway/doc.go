@@ -36,6 +36,6 @@
 // imd_gateway_frames_total, imd_gateway_sessions_closed_total,
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,
-// imd_gateway_heads_total, imd_gateway_submit_sends,
+// imd_gateway_heads_total, imd_gateway_stale_leader_calls_total, imd_gateway_submit_sends,
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
@@ -70,10 +71,12 @@ type routes interface {
 
 // Deps is what the gateway works with.
 type Deps struct {
-	Node      im.NodeID
-	Log       *zap.Logger
-	Reg       prometheus.Registerer
-	State     stateClient
+	Node  im.NodeID
+	Log   *zap.Logger
+	Reg   prometheus.Registerer
+	State stateClient
+	// StateHome names the state node of a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	Directory directoryClient
 	Peer      func(im.NodeID) peerClient
 	Routes    func() (routes, error)
@@ -86,6 +89,8 @@ type Deps struct {
 	// Capacity publishes how many connections are taken at most; nil = nobody
 	// wants to know.
 	Capacity func(connections int)
+	// Leaders is the latest copy of the announced leaders; nil = there are none.
+	Leaders func() *control.Leaders
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -101,6 +106,7 @@ type Gateway struct {
 	limits    *Limits
 	admission *admission
 	hub       *hub
+	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
 	marks     *marks
 	submitter *submitter
@@ -123,6 +129,14 @@ type Gateway struct {
 	srv *http.Server
 }
 
+// leaders is the latest copy of the announced leaders.
+func (g *Gateway) leaders() *control.Leaders {
+	if g.Leaders == nil {
+		return &control.Leaders{}
+	}
+	return g.Leaders()
+}
+
 // New makes a gateway from a valid configuration.
 func New(cfg Config, d Deps) (*Gateway, error) {
 	proxies, err := parseProxies(cfg.TrustedProxies)
@@ -138,7 +152,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
-	g.submitter = &submitter{state: d.State, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
+	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
 	return g, nil

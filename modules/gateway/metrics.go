@@ -111,9 +111,11 @@ type metrics struct {
 	limited     *prometheus.CounterVec // label: what (send, request)
 	marksLost   prometheus.Counter
 	heads       prometheus.Counter
-	submitSends prometheus.Histogram
-	send        prometheus.Histogram
-	deliver     prometheus.Histogram
+	// staleLeaders counts calls of leaders that had been followed.
+	staleLeaders prometheus.Counter
+	submitSends  prometheus.Histogram
+	send         prometheus.Histogram
+	deliver      prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -131,13 +133,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections",
 			Help: "Client connections open on this node now, authenticated or not."}),
-		handshakes:  vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
-		closed:      vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
-		pullMode:    vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
-		redelivered: counter("redeliveries_total", "Entries delivered again for want of an ack."),
-		limited:     vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
-		marksLost:   counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
-		heads:       counter("heads_total", "Head hints after the comparison with state."),
+		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
+		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
+		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
+		redelivered:  counter("redeliveries_total", "Entries delivered again for want of an ack."),
+		limited:      vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
+		marksLost:    counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
+		heads:        counter("heads_total", "Head hints after the comparison with state."),
+		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -153,6 +156,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.submitSends, m.send, m.deliver)
+		m.heads, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -5,14 +5,31 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // service is GatewayService, what other roles ask of this one.
 type service struct{ g *Gateway }
 
+// admit refuses a call of a leader that has been followed. It may have been
+// paused for longer than its term, and not know it yet.
+func (s service) admit(op string, p *v1.LeaderProof) error {
+	if p == nil {
+		return nil
+	}
+	if err := s.g.floor.Admit(s.g.leaders(), p.Election, p.Token); err != nil {
+		s.g.m.staleLeaders.Inc()
+		return &im.Error{Reason: clientv1.Reason_REASON_FORBIDDEN, Op: op, Msg: "another node leads", Err: err}
+	}
+	return nil
+}
+
 // Deliver queues frames on sessions, in order, and never waits for a client.
 func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.DeliverResponse, error) {
+	if err := s.admit("gateway.Deliver", req.Leader); err != nil {
+		return nil, err
+	}
 	res := &v1.DeliverResponse{}
 	var found []*session
 	for _, d := range req.Deliveries {
@@ -29,6 +46,9 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 
 // Kick ends sessions. A reason without a close code counts as kicked.
 func (s service) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse, error) {
+	if err := s.admit("gateway.Kick", req.Leader); err != nil {
+		return nil, err
+	}
 	reason := req.Reason
 	if protocol.CloseCode(reason) == 0 {
 		reason = "kicked"

@@ -18,7 +18,7 @@ func Spec() module.Spec {
 	return module.Spec{
 		Name:     "gateway",
 		Role:     true,
-		Needs:    []string{"controlplane", "storage"}, // storage: the route store
+		Needs:    []string{"controlplane", "storage", "peers"}, // storage: the route store
 		Calls:    []string{"state", "gateway"},
 		Config:   func() any { c := DefaultConfig(); return &c },
 		Settings: declared,
@@ -39,10 +39,11 @@ func build(env *module.Env) (module.Module, error) {
 		return nil, err
 	}
 	g, err := New(cfg, Deps{
-		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), Directory: env.Peers.Directory(),
+		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), StateHome: env.Peers.StateHome, Directory: env.Peers.Directory(),
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
 		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
+		Leaders: env.Control.Leaders,
 	})
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// submitCalls is how many calls to state are in flight.
+	// submitCalls is how many calls to one state node are in flight.
 	submitCalls = 4
 	// submitSends and submitBytes bound one call.
 	submitSends = 200
@@ -41,43 +41,64 @@ type submission struct {
 	offered time.Time
 }
 
-// submitter carries all runs of this node to state. A call takes all that wait,
-// so that a busy node makes few large calls. Safe for concurrent use.
+// submitter carries all runs of this node to state. A call takes all that wait
+// for one state node, so that a busy node makes few large calls, and a slow state
+// node holds up its own conversations only. Safe for concurrent use.
 type submitter struct {
 	state submitClient
-	m     *metrics
-	ctx   context.Context // of the module's Run; ends the calls
-	run   func(func())
-	now   func() time.Time
+	// home names the state node of a conversation; nil = there is only one.
+	home func(conv string) im.NodeID
+	m    *metrics
+	ctx  context.Context // of the module's Run; ends the calls
+	run  func(func())
+	now  func() time.Time
 
-	mu      sync.Mutex
+	mu     sync.Mutex
+	queues map[im.NodeID]*submitQueue // those with calls
+	sends  int                        // waiting in all
+}
+
+// submitQueue is what waits for one state node.
+type submitQueue struct {
+	node    im.NodeID
 	waiting []submission
-	sends   int // in waiting
 	calls   int // in flight
 }
 
 // offer takes a run. false = too many wait; its owner hears nothing more.
 func (b *submitter) offer(s submission) bool {
+	node := im.NodeID("")
+	if b.home != nil {
+		node = b.home(s.out.Run.ConversationId)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := len(s.out.Run.Sends)
 	if b.sends > 0 && b.sends+n > submitWaiting {
 		return false
 	}
+	q := b.queues[node]
+	if q == nil {
+		if b.queues == nil {
+			b.queues = map[im.NodeID]*submitQueue{}
+		}
+		q = &submitQueue{node: node}
+		b.queues[node] = q
+	}
 	s.offered = b.now()
-	b.waiting = append(b.waiting, s)
+	q.waiting = append(q.waiting, s)
 	b.sends += n
-	if b.calls < submitCalls {
-		b.calls++
-		b.run(b.work)
+	if q.calls < submitCalls {
+		q.calls++
+		b.run(func() { b.work(q) })
 	}
 	return true
 }
 
 // work makes calls until nothing waits.
-func (b *submitter) work() {
+func (b *submitter) work(q *submitQueue) {
 	for {
-		batch, late := b.take()
+		batch, late := b.take(q)
 		for _, s := range late {
 			s.owner.submitted(s.out.Run.ConversationId, s.out.Token, nil, protocol.NewError("busy", "", 0))
 		}
@@ -91,12 +112,12 @@ func (b *submitter) work() {
 
 // take removes what goes into the next call, oldest first. If there is nothing
 // the caller is no call any more.
-func (b *submitter) take() (batch, late []submission) {
+func (b *submitter) take(q *submitQueue) (batch, late []submission) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now, sends, bytes, i := b.now(), 0, 0, 0
-	for ; i < len(b.waiting); i++ {
-		s := b.waiting[i]
+	for ; i < len(q.waiting); i++ {
+		s := q.waiting[i]
 		n := len(s.out.Run.Sends)
 		if now.Sub(s.offered) > submitAge {
 			late = append(late, s)
@@ -111,13 +132,15 @@ func (b *submitter) take() (batch, late []submission) {
 		sends += n
 		bytes += s.out.Size
 	}
-	clear(b.waiting[:i])
-	b.waiting = b.waiting[i:]
-	if len(b.waiting) == 0 {
-		b.waiting = nil
+	clear(q.waiting[:i])
+	q.waiting = q.waiting[i:]
+	if len(q.waiting) == 0 {
+		q.waiting = nil
 	}
 	if len(batch) == 0 && len(late) == 0 {
-		b.calls--
+		if q.calls--; q.calls == 0 {
+			delete(b.queues, q.node)
+		}
 	}
 	return batch, late
 }

@@ -17,8 +17,10 @@ const (
 	// shards is how many Deliver calls one gateway gets at once; a conversation
 	// belongs to one shard.
 	shards = 4
-	// maxCall is the most deliveries in one call.
-	maxCall = 256
+	// maxCall is the most deliveries in one call, and maxCallBytes where a call
+	// ends.
+	maxCall      = 256
+	maxCallBytes = 1 << 20
 	// maxWaiting is how many deliveries may wait for one (shard, gateway); the
 	// oldest are dropped beyond it.
 	maxWaiting = 8192
@@ -106,7 +108,7 @@ func (s *senders) run(ctx context.Context) {
 func (s *senders) empty(ctx context.Context, o *outlet) {
 	for {
 		s.mu.Lock()
-		n := min(len(o.waiting), maxCall)
+		n := callSize(o.waiting)
 		if n == 0 || ctx.Err() != nil {
 			s.waiting -= len(o.waiting)
 			delete(s.outlets, o.key)
@@ -121,6 +123,20 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 		s.waiting -= n
 		s.mu.Unlock()
 	}
+}
+
+// callSize is how many of the waiting deliveries go into one call.
+func callSize(waiting []*v1.Delivery) int {
+	n, bytes := 0, 0
+	for n < len(waiting) && n < maxCall {
+		d := waiting[n]
+		bytes += len(d.Frame) + 32*len(d.SessionIds)
+		if n > 0 && bytes > maxCallBytes {
+			break
+		}
+		n++
+	}
+	return n
 }
 
 func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery) {

@@ -11,7 +11,7 @@ func Spec() module.Spec {
 	return module.Spec{
 		Name:   "push",
 		Role:   true,
-		Needs:  []string{"controlplane", "storage"}, // storage: the route store
+		Needs:  []string{"controlplane", "storage", "peers"}, // storage: the route store
 		Calls:  []string{"state", "gateway"},
 		Config: func() any { c := DefaultConfig(); return &c },
 		New: func(env *module.Env) (module.Module, error) {

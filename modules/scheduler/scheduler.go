@@ -63,7 +63,7 @@ func Spec() module.Spec {
 	return module.Spec{
 		Name:  "scheduler",
 		Role:  true,
-		Needs: []string{"controlplane", "storage"},
+		Needs: []string{"controlplane", "storage", "peers"},
 		New: func(env *module.Env) (module.Module, error) {
 			return New(Deps{
 				Log: env.Log, Reg: env.Reg,

@@ -7,9 +7,11 @@
 // one call to the message store out at a time; what arrives meanwhile is the
 // next batch, so that batches grow with the load and no timer is needed. After
 // the commit the sender is answered, and the entry goes to push behind the
-// answer. Changes of conversations pass the same lanes. Sync, History, Heads
-// and Members read; Mark moves delivered positions in memory and read positions
-// in the store.
+// answer. A send that is marked as a resend is looked up in the dedup cache
+// first, in one call for all of a Submit; the cache is told of commits behind
+// the answers. Changes of conversations pass the same lanes. Sync, History,
+// Heads and Members read; Mark moves delivered positions in memory and read
+// positions in the store.
 //
 // # Invariants
 //
@@ -28,7 +30,8 @@
 //
 // # Failure
 //
-// Store away: sends get ACK_RETRY unavailable; a batch whose outcome is unknown
+// Dedup cache away, slow, emptied or full of what is not ours: the store answers
+// resends. Store away: sends get ACK_RETRY unavailable; a batch whose outcome is unknown
 // blocks its lane until the store answers again. Push away: items are tried for
 // a second and dropped; clients find the entries by their cursors. The process
 // dies: delivered positions of the last 5 s are lost, nothing else.

@@ -47,20 +47,44 @@ type fanoutItem struct {
 
 // fanout hands to push what happened, in order. It is a hint to those online:
 // what is lost here is found again by the clients' cursors.
+//
+// Push nodes do not wait for each other: each has a pile and at most one call.
+// While something of a conversation waits or is on its way, the rest follows it
+// to the same pile, so that its order holds also while nodes come and go.
 type fanout struct {
 	push pushClient
+	home func(conv string) im.NodeID
 	log  *zap.Logger
 	m    *metrics
-	wake chan struct{} // capacity 1: there is something in the queue
+	wake chan struct{} // capacity 1: some pile may have something and nobody at work
 
 	mu    sync.Mutex
-	queue []fanoutItem
+	piles map[im.NodeID]*fanoutPile
+	at    map[string]*fanoutStay // by conversation
+	items int                    // waiting
 	bytes int
-	out   bool // a call is out
 }
 
-func newFanout(p pushClient, log *zap.Logger, m *metrics) *fanout {
-	return &fanout{push: p, log: log, m: m, wake: make(chan struct{}, 1)}
+// fanoutPile is what waits for one push node.
+type fanoutPile struct {
+	node  im.NodeID
+	queue []fanoutItem
+	busy  bool // a goroutine is at work
+}
+
+// fanoutStay says that items of a conversation are in a pile or in its call.
+type fanoutStay struct {
+	pile  *fanoutPile
+	items int
+}
+
+// newFanout makes a queue in front of p. home names the push node of a
+// conversation; nil = there is only one.
+func newFanout(p pushClient, home func(conv string) im.NodeID, log *zap.Logger, m *metrics) *fanout {
+	if home == nil {
+		home = func(string) im.NodeID { return "" }
+	}
+	return &fanout{push: p, home: home, log: log, m: m, wake: make(chan struct{}, 1), piles: map[im.NodeID]*fanoutPile{}, at: map[string]*fanoutStay{}}
 }
 
 // add queues items. It never waits; what does not fit is dropped and counted.
@@ -68,12 +92,14 @@ func (f *fanout) add(items ...fanoutItem) {
 	f.mu.Lock()
 	dropped := 0
 	for _, it := range items {
-		if len(f.queue) >= fanoutQueueItems || f.bytes+it.bytes > fanoutQueueBytes {
+		if f.items >= fanoutQueueItems || f.bytes+it.bytes > fanoutQueueBytes {
 			dropped++
 			continue
 		}
-		f.queue = append(f.queue, it)
+		f.items++
 		f.bytes += it.bytes
+		p := f.pileOf(it.item.ConversationId)
+		p.queue = append(p.queue, it)
 	}
 	f.mu.Unlock()
 	if dropped > 0 {
@@ -85,23 +111,66 @@ func (f *fanout) add(items ...fanoutItem) {
 	}
 }
 
+// pileOf is where an item of the conversation goes now; it counts the item.
+func (f *fanout) pileOf(conv string) *fanoutPile {
+	s := f.at[conv]
+	if s == nil {
+		node := f.home(conv)
+		p := f.piles[node]
+		if p == nil {
+			p = &fanoutPile{node: node}
+			f.piles[node] = p
+		}
+		s = &fanoutStay{pile: p}
+		f.at[conv] = s
+	}
+	s.items++
+	return s.pile
+}
+
 // run sends until ctx is done.
 func (f *fanout) run(ctx context.Context) {
+	var senders sync.WaitGroup
+	defer senders.Wait()
 	for {
-		items := f.take()
-		if len(items) == 0 {
-			select {
-			case <-ctx.Done():
-				return
-			case <-f.wake:
-			}
-			continue
+		for _, p := range f.unattended() {
+			senders.Go(func() { f.empty(ctx, p) })
 		}
-		failpoint.Hit(failpoint.BeforeFanout)
-		f.send(ctx, items)
-		f.mu.Lock()
-		f.out = false
-		f.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+		}
+	}
+}
+
+// unattended lists the piles with items that nobody works at, and marks them.
+func (f *fanout) unattended() []*fanoutPile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []*fanoutPile
+	for _, p := range f.piles {
+		if !p.busy && len(p.queue) > 0 {
+			p.busy = true
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// empty sends what waits in a pile until nothing does, or ctx is done.
+func (f *fanout) empty(ctx context.Context, p *fanoutPile) {
+	for {
+		items := f.take(p)
+		if len(items) == 0 {
+			return
+		}
+		if err := failpoint.Error(failpoint.BeforeFanout); err != nil {
+			f.drop(items, 0, err)
+		} else {
+			f.send(ctx, items)
+		}
+		f.sent(items)
 		if ctx.Err() != nil {
 			return
 		}
@@ -112,26 +181,44 @@ func (f *fanout) run(ctx context.Context) {
 func (f *fanout) idle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.out && len(f.queue) == 0
+	return len(f.at) == 0
 }
 
-// take takes the items of the next call off the queue.
-func (f *fanout) take() []fanoutItem {
+// take takes the items of the next call off a pile. An empty one is given up.
+func (f *fanout) take(p *fanoutPile) []fanoutItem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n, bytes := 0, 0
-	for n < len(f.queue) && n < fanoutCallItems && (n == 0 || bytes+f.queue[n].bytes <= fanoutCallBytes) {
-		bytes += f.queue[n].bytes
+	for n < len(p.queue) && n < fanoutCallItems && (n == 0 || bytes+p.queue[n].bytes <= fanoutCallBytes) {
+		bytes += p.queue[n].bytes
 		n++
 	}
-	items := f.queue[:n:n]
-	f.queue = f.queue[n:]
-	if len(f.queue) == 0 {
-		f.queue = nil // lets go of the array behind the items that left
+	if n == 0 {
+		delete(f.piles, p.node)
+		return nil
 	}
+	items := p.queue[:n:n]
+	p.queue = p.queue[n:]
+	if len(p.queue) == 0 {
+		p.queue = nil // lets go of the array behind the items that left
+	}
+	f.items -= n
 	f.bytes -= bytes
-	f.out = n > 0
 	return items
+}
+
+// sent ends the stay of items whose call is over.
+func (f *fanout) sent(items []fanoutItem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, it := range items {
+		conv := it.item.ConversationId
+		if s := f.at[conv]; s.items == 1 {
+			delete(f.at, conv)
+		} else {
+			s.items--
+		}
+	}
 }
 
 // send makes one call, with two more tries.
@@ -150,11 +237,16 @@ func (f *fanout) send(ctx context.Context, items []fanoutItem) {
 			return
 		}
 		if try == len(fanoutPauses) || !im.Retryable(err) || !pause(ctx, fanoutPauses[try]) {
-			f.m.fanoutDropped.WithLabelValues("push").Add(float64(len(items)))
-			f.log.Warn("items were not fanned out; clients find them by their cursors", zap.Int("items", len(items)), obs.Attempt(try+1), obs.Err(err))
+			f.drop(items, try+1, err)
 			return
 		}
 	}
+}
+
+// drop counts items that are not handed over.
+func (f *fanout) drop(items []fanoutItem, tries int, err error) {
+	f.m.fanoutDropped.WithLabelValues("push").Add(float64(len(items)))
+	f.log.Warn("items were not fanned out; clients find them by their cursors", zap.Int("items", len(items)), obs.Attempt(tries), obs.Err(err))
 }
 
 func (f *fanout) call(ctx context.Context, req *v1.FanoutRequest) error {

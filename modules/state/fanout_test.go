@@ -1,6 +1,11 @@
 package state
 
 import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +23,7 @@ func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{err: im.Errorf(clientv1.Reason_REASON_BUSY, "push", "")}
 		m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
-		f := newFanout(r, zap.NewNop(), m)
+		f := newFanout(r, nil, zap.NewNop(), m)
 		go f.run(t.Context())
 		item := func(n int64) fanoutItem {
 			return fanoutItem{item: &v1.FanoutItem{What: &v1.FanoutItem_Head{Head: &clientv1.Head{Seq: n}}}, bytes: 10}
@@ -48,21 +53,95 @@ func TestFanoutTriesAgainAndThenLetsGo(t *testing.T) {
 	})
 }
 
+// pushNodes is push nodes that can be held up, and what each was handed.
+type pushNodes struct {
+	home map[string]im.NodeID // by conversation
+	mu   sync.Mutex
+	held map[im.NodeID]chan struct{}
+	got  []string // "node conv seq"
+	most int      // calls at once
+	now  int
+}
+
+func (p *pushNodes) Fanout(_ context.Context, r *v1.FanoutRequest) (*v1.FanoutResponse, error) {
+	p.mu.Lock()
+	node := p.home[r.Items[0].ConversationId]
+	hold := p.held[node]
+	p.now++
+	p.most = max(p.most, p.now)
+	p.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now--
+	for _, it := range r.Items {
+		p.got = append(p.got, fmt.Sprintf("%s %s %d", node, it.ConversationId, it.GetHead().GetSeq()))
+	}
+	return &v1.FanoutResponse{}, nil
+}
+
+func (p *pushNodes) move(conv string, node im.NodeID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.home[conv] = node
+}
+
+// A push node that does not answer holds up its own conversations only, and a
+// conversation that moves keeps its order.
+func TestFanoutGoesToEachNodeByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		p := &pushNodes{home: map[string]im.NodeID{"a": "n1", "b": "n2"}, held: map[im.NodeID]chan struct{}{"n1": hold}}
+		f := newFanout(p, func(conv string) im.NodeID { p.mu.Lock(); defer p.mu.Unlock(); return p.home[conv] }, zap.NewNop(), newMetrics(prometheus.NewRegistry(), func() bool { return false }))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); f.run(ctx) }()
+		item := func(conv string, seq int64) fanoutItem {
+			return fanoutItem{bytes: 1, item: &v1.FanoutItem{ConversationId: conv, What: &v1.FanoutItem_Head{Head: &clientv1.Head{Seq: seq}}}}
+		}
+		f.add(item("a", 1), item("b", 1))
+		synctest.Wait()
+		f.add(item("b", 2))
+		synctest.Wait()
+		p.move("a", "n2") // while its first item is on its way
+		f.add(item("a", 2), item("b", 3))
+		synctest.Wait()
+		if want := []string{"n2 b 1", "n2 b 2", "n2 b 3"}; !slices.Equal(p.got, want) {
+			t.Errorf("with one node held up: %q", p.got)
+		}
+		if f.idle() {
+			t.Error("idle with a call on its way")
+		}
+		close(hold)
+		synctest.Wait()
+		if want := []string{"n1 a 1", "n2 a 2"}; len(p.got) != 5 || !strings.HasSuffix(p.got[3], " a 1") || !strings.HasSuffix(p.got[4], " a 2") {
+			t.Errorf("afterwards %q, want %q", p.got[3:], want)
+		}
+		if !f.idle() || len(f.piles) != 0 || p.most != 2 {
+			t.Errorf("idle %v, %d piles, %d calls at once", f.idle(), len(f.piles), p.most)
+		}
+		cancel()
+		<-ended
+	})
+}
+
 func TestFanoutQueueIsBounded(t *testing.T) {
 	m := newMetrics(prometheus.NewRegistry(), func() bool { return false })
-	f := newFanout(&recorder{}, zap.NewNop(), m)
+	f := newFanout(&recorder{}, nil, zap.NewNop(), m)
 	for range fanoutQueueItems + 5 {
 		f.add(fanoutItem{item: &v1.FanoutItem{}, bytes: 1})
 	}
 	if got := testutil.ToFloat64(m.fanoutDropped.WithLabelValues("full")); got != 5 {
 		t.Errorf("%v dropped", got)
 	}
-	if got := len(f.take()); got != fanoutCallItems {
+	if got := len(f.take(f.piles[""])); got != fanoutCallItems {
 		t.Errorf("%d items in a call", got)
 	}
-	f = newFanout(&recorder{}, zap.NewNop(), m)
+	f = newFanout(&recorder{}, nil, zap.NewNop(), m)
 	f.add(fanoutItem{item: &v1.FanoutItem{}, bytes: fanoutQueueBytes}, fanoutItem{item: &v1.FanoutItem{}, bytes: 1})
-	if got := len(f.take()); got != 1 {
+	if got := len(f.take(f.piles[""])); got != 1 {
 		t.Errorf("%d items", got)
 	}
 }

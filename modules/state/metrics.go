@@ -59,6 +59,12 @@ func newMetrics(reg prometheus.Registerer, cacheOpen func() bool) *metrics {
 	for _, c := range dedup.Classes() {
 		m.dedupErrors.WithLabelValues(string(c))
 	}
+	for _, result := range []string{"hit", "miss", "in_flight", "other_content", "unreadable", "failed"} {
+		m.dedupLookups.WithLabelValues(result)
+	}
+	for _, result := range []string{"written", "failed", "dropped"} {
+		m.dedupNotes.WithLabelValues(result)
+	}
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Name: "dedup_open", Help: "1 while the dedup cache is not asked, because it did not answer lately."},
 		func() float64 {
 			if cacheOpen() {

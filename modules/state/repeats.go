@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
@@ -39,14 +41,16 @@ type repeats struct {
 	wake  chan struct{} // capacity 1: there is something to write
 
 	mu    sync.Mutex
-	notes []note
+	notes notes
 }
 
-// note is one thing that the cache should know.
-type note struct {
-	dedup.Confirmed
-	cancel bool // the send failed for good; Answer is not set
+// notes is what the cache should know.
+type notes struct {
+	done   []dedup.Confirmed
+	failed []dedup.Key // marked as ours, and failed for good
 }
+
+func (n *notes) len() int { return len(n.done) + len(n.failed) }
 
 func newRepeats(c dedup.Cache, node im.NodeID, m *metrics, log *zap.Logger) *repeats {
 	return &repeats{cache: c, owner: fmt.Sprintf("%s.%016x", node, rand.Uint64()), m: m, log: log, wake: make(chan struct{}, 1)}
@@ -92,7 +96,7 @@ func (r *repeats) lookUp(ctx context.Context, epoch string, runs []*v1.Run) look
 		at := places[i]
 		result := "miss"
 		switch {
-		case f.State == dedup.Known && string(f.Answer.BodyHash[:]) == string(runs[at.run].Sends[at.send].BodyHash):
+		case f.State == dedup.Known && (string(f.Answer.BodyHash[:]) == string(runs[at.run].Sends[at.send].BodyHash) || failpoint.Bad(failpoint.CacheIsAuthority)):
 			l.known[at], result = f.Answer, "hit"
 		case f.State == dedup.Known:
 			result = "other_content"
@@ -115,37 +119,52 @@ func resultOf(a dedup.Answer) store.AppendResult {
 	}
 }
 
-// confirmed notes what the store has acknowledged under an epoch.
+// confirmed notes what the store has acknowledged under an epoch. It never
+// waits; what does not fit is dropped and counted.
 func (r *repeats) confirmed(epoch string, done []lane.Committed) {
-	notes := make([]note, 0, len(done))
-	for _, d := range done {
-		if d.Send == nil {
-			continue
+	dropped := 0
+	r.mu.Lock()
+	for i := range done {
+		d := &done[i]
+		switch {
+		case d.Send == nil:
+		case r.notes.len() >= maxNotes:
+			dropped++
+		default:
+			r.notes.done = append(r.notes.done, confirmedOf(epoch, d))
 		}
-		row, res := &d.Send.Row, &d.Result
-		notes = append(notes, note{Confirmed: dedup.Confirmed{
-			Key: dedup.Key{DataEpoch: epoch, Conversation: row.Conversation, Sender: row.Sender, ClientMessageID: row.ClientMessageID},
-			Answer: dedup.Answer{
-				MessageID: res.MessageID, Seq: res.Seq, PrevSeq: res.PrevSeq, ServerTime: res.ServerTime,
-				MemberVersion: res.MemberVersion, BodyHash: row.BodyHash,
-			},
-		}})
 	}
-	r.add(notes...)
+	r.mu.Unlock()
+	r.noted(dropped)
+}
+
+func confirmedOf(epoch string, d *lane.Committed) dedup.Confirmed {
+	row, res := &d.Send.Row, &d.Result
+	return dedup.Confirmed{
+		Key: dedup.Key{DataEpoch: epoch, Conversation: row.Conversation, Sender: row.Sender, ClientMessageID: row.ClientMessageID},
+		Answer: dedup.Answer{
+			MessageID: res.MessageID, Seq: res.Seq, PrevSeq: res.PrevSeq, ServerTime: res.ServerTime,
+			MemberVersion: res.MemberVersion, BodyHash: row.BodyHash,
+		},
+	}
 }
 
 // cancelled notes that a send which was marked as ours failed for good.
 func (r *repeats) cancelled(k dedup.Key) {
-	r.add(note{Confirmed: dedup.Confirmed{Key: k}, cancel: true})
+	dropped := 0
+	r.mu.Lock()
+	if r.notes.len() < maxNotes {
+		r.notes.failed = append(r.notes.failed, k)
+	} else {
+		dropped = 1
+	}
+	r.mu.Unlock()
+	r.noted(dropped)
 }
 
-// add queues notes. It never waits; what does not fit is dropped and counted.
-func (r *repeats) add(notes ...note) {
-	r.mu.Lock()
-	n := min(len(notes), maxNotes-len(r.notes))
-	r.notes = append(r.notes, notes[:n]...)
-	r.mu.Unlock()
-	if dropped := len(notes) - n; dropped > 0 {
+// noted wakes who writes the notes.
+func (r *repeats) noted(dropped int) {
+	if dropped > 0 {
 		r.m.dedupNotes.WithLabelValues("dropped").Add(float64(dropped))
 	}
 	select {
@@ -156,56 +175,45 @@ func (r *repeats) add(notes ...note) {
 
 // run writes notes until ctx is done.
 func (r *repeats) run(ctx context.Context) {
+	var spare notes // its arrays are used again
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.wake:
 		}
-		for batch := r.take(); len(batch) > 0 && ctx.Err() == nil; batch = r.take() {
-			r.write(ctx, batch)
+		taken := r.take(spare)
+		for b := range slices.Chunk(taken.done, noteBatch) {
+			r.tell(ctx, len(b), func(ctx context.Context) error { return r.cache.Confirm(ctx, b) })
 		}
+		for b := range slices.Chunk(taken.failed, noteBatch) {
+			r.tell(ctx, len(b), func(ctx context.Context) error { return r.cache.Cancel(ctx, r.owner, b) })
+		}
+		clear(taken.done) // lets go of what they name
+		clear(taken.failed)
+		spare = taken
 	}
 }
 
-// take takes the notes of the next call off the queue.
-func (r *repeats) take() []note {
+// take takes all notes, and leaves the arrays of spare to the next ones.
+func (r *repeats) take(spare notes) notes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := min(len(r.notes), noteBatch)
-	batch := r.notes[:n:n]
-	if r.notes = r.notes[n:]; len(r.notes) == 0 {
-		r.notes = nil // lets go of the array behind the notes that left
-	}
-	return batch
+	taken := r.notes
+	r.notes = notes{done: spare.done[:0], failed: spare.failed[:0]}
+	return taken
 }
 
-// write tells the cache. A note that is lost costs a question to the store.
-func (r *repeats) write(ctx context.Context, batch []note) {
+// tell makes one call to the cache. A note that is lost costs a question to the
+// store.
+func (r *repeats) tell(ctx context.Context, n int, call func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
-	var done []dedup.Confirmed
-	var failed []dedup.Key
-	for _, n := range batch {
-		if n.cancel {
-			failed = append(failed, n.Key)
-		} else {
-			done = append(done, n.Confirmed)
-		}
+	result := "written"
+	if err := call(ctx); err != nil {
+		result = "failed"
+		r.m.dedupErrors.WithLabelValues(string(dedup.ClassOf(err))).Inc()
+		r.log.Debug("the dedup cache did not take notes; the store answers instead", zap.Int("notes", n), obs.Err(err))
 	}
-	for _, call := range []struct {
-		n   int
-		err error
-	}{
-		{len(done), r.cache.Confirm(ctx, done)},
-		{len(failed), r.cache.Cancel(ctx, r.owner, failed)},
-	} {
-		result := "written"
-		if call.err != nil {
-			result = "failed"
-			r.m.dedupErrors.WithLabelValues(string(dedup.ClassOf(call.err))).Inc()
-			r.log.Debug("the dedup cache did not take notes; the store answers instead", zap.Int("notes", call.n), obs.Err(call.err))
-		}
-		r.m.dedupNotes.WithLabelValues(result).Add(float64(call.n))
-	}
+	r.m.dedupNotes.WithLabelValues(result).Add(float64(n))
 }

@@ -234,19 +234,23 @@ func TestNotesAreBounded(t *testing.T) {
 	for range maxNotes/len(done) + 1 {
 		r.confirmed("e1", done)
 	}
-	if len(r.notes) != maxNotes || testutil.ToFloat64(m.dedupNotes.WithLabelValues("dropped")) != float64((maxNotes/len(done)+1)*len(done)-maxNotes) {
-		t.Errorf("%d notes", len(r.notes))
+	if r.notes.len() != maxNotes || testutil.ToFloat64(m.dedupNotes.WithLabelValues("dropped")) != float64((maxNotes/len(done)+1)*len(done)-maxNotes) {
+		t.Errorf("%d notes", r.notes.len())
 	}
-	for total := 0; ; {
-		batch := r.take()
-		if total += len(batch); len(batch) == 0 {
-			if total != maxNotes || r.notes != nil {
-				t.Errorf("%d notes came out", total)
-			}
-			return
+	r.cancelled(dedup.Key{})
+	if r.notes.len() != maxNotes {
+		t.Errorf("%d notes", r.notes.len())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { r.run(ctx) })
+	for deadline := time.Now().Add(10 * time.Second); testutil.ToFloat64(m.dedupNotes.WithLabelValues("written")) != maxNotes; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the notes were not written")
 		}
-		r.write(t.Context(), batch)
 	}
+	cancel()
+	wg.Wait()
 }
 
 // BenchmarkResendFromCache is what the server does for a resend that the cache

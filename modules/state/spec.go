@@ -15,7 +15,7 @@ func Spec() module.Spec {
 	return module.Spec{
 		Name:     "state",
 		Role:     true,
-		Needs:    []string{"controlplane", "storage"}, // controlplane: the worker number of the message ids
+		Needs:    []string{"controlplane", "storage", "peers"}, // controlplane: the worker number of the message ids
 		Calls:    []string{"push", "gateway"},
 		Config:   func() any { c := DefaultConfig(); return &c },
 		Settings: declared,
@@ -25,7 +25,7 @@ func Spec() module.Spec {
 				return nil, err
 			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Dedup: env.Store.Dedup, Push: env.Peers.Push(),
+				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Dedup: env.Store.Dedup, Push: env.Peers.Push(), PushHome: env.Peers.PushHome,
 				Gateway: func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
 				View:    env.Control.View, Settings: env.Settings,
 				IDs: func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },

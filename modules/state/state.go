@@ -45,15 +45,17 @@ type ids interface {
 
 // Deps is what the state role works with.
 type Deps struct {
-	Log     *zap.Logger
-	Reg     prometheus.Registerer
-	Node    im.NodeID
-	Store   func() (store.MessageStore, error)
-	Dedup   func() (dedup.Cache, error)
-	IDs     func(ctx context.Context, marks store.Workers) (ids, error)
-	Push    pushClient
-	Gateway func(im.NodeID) gatewayClient
-	View    func() *control.View
+	Log   *zap.Logger
+	Reg   prometheus.Registerer
+	Node  im.NodeID
+	Store func() (store.MessageStore, error)
+	Dedup func() (dedup.Cache, error)
+	IDs   func(ctx context.Context, marks store.Workers) (ids, error)
+	Push  pushClient
+	// PushHome names the push node of a conversation; nil = there is only one.
+	PushHome func(conv string) im.NodeID
+	Gateway  func(im.NodeID) gatewayClient
+	View     func() *control.View
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -127,7 +129,7 @@ func (s *State) Start(ctx context.Context) error {
 	}
 	c := &core{
 		Deps: s.Deps, m: s.m, store: st, ids: source,
-		fanout:    newFanout(s.Push, s.Log, s.m),
+		fanout:    newFanout(s.Push, s.PushHome, s.Log, s.m),
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
 		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),

@@ -25,6 +25,9 @@ const (
 	headroom = 30 * time.Millisecond
 	// maxCallSends is the most sends one call may carry.
 	maxCallSends = 1024
+	// idPause is how long those wait who come behind a send for which no message
+	// id could be made.
+	idPause = 500 * time.Millisecond
 	// rowOverhead is what a row takes beside its content.
 	rowOverhead = 160
 )
@@ -62,16 +65,18 @@ func (c *core) begin(ctx context.Context, call *call) (runs []*lane.Run) {
 			c.laneOf(run.Conv).do(lane.Submit{Run: run})
 		}
 	}
-	again := make([]*v1.Run, len(call.req.Runs)) // nil = no resend in it
-	some := false
+	var again []*v1.Run // one for each; nil = no resend in it
 	for i, r := range call.req.Runs {
-		if slices.ContainsFunc(r.Sends, func(s *v1.RunSend) bool { return s.Resend }) {
-			again[i], some = r, true
+		if !slices.ContainsFunc(r.Sends, func(s *v1.RunSend) bool { return s.Resend }) {
+			submit(i, r, looked{})
 			continue
 		}
-		submit(i, r, looked{})
+		if again == nil {
+			again = make([]*v1.Run, len(call.req.Runs))
+		}
+		again[i] = r
 	}
-	if !some {
+	if again == nil {
 		return runs
 	}
 	asked := c.repeats.lookUp(ctx, c.store.DataEpoch(), again)
@@ -198,7 +203,7 @@ func (c *core) prepare(call *call, i int, r *v1.Run, asked looked) *lane.Run {
 		}
 		call.answer(i, j, lane.Verdict{Err: err}) // and nothing of the run may overtake it
 		for k := j + 1; k < len(r.Sends); k++ {
-			call.answer(i, k, lane.Verdict{Err: im.Errorf(clientv1.Reason_REASON_BEHIND, "state.Submit", "")})
+			call.answer(i, k, lane.Verdict{Err: &im.Error{Reason: clientv1.Reason_REASON_BEHIND, Op: "state.Submit", RetryAfter: idPause}})
 		}
 		break
 	}

@@ -56,8 +56,9 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// messages names the message store, and says what key does.
-func (c Config) messages(dataDir string) (dsn, key string) {
+// Messages names the message store of a node with this data folder, and says
+// what key does.
+func (c Config) Messages(dataDir string) (dsn, key string) {
 	if c.Postgres != "" {
 		return c.Postgres.Reveal(), "storage.postgres"
 	}

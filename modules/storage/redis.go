@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 
 	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/module"
@@ -46,6 +47,9 @@ func (c RedisConfig) Validate() error {
 		case u.Scheme == "redis":
 			if u.Hostname() == "" {
 				errs = append(errs, errors.New("redis.url: names no host"))
+			}
+			if db := strings.TrimPrefix(u.Path, "/"); strings.Trim(db, "0123456789") != "" {
+				errs = append(errs, errors.New("redis.url: what follows the host is no number of a database"))
 			}
 		case u.Scheme == "unix":
 			if u.Path == "" {

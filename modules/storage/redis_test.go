@@ -19,6 +19,7 @@ func TestRedisConfig(t *testing.T) {
 		"unix:///run/redis.sock":        "",
 		"unix://":                       "names no socket",
 		"redis://":                      "names no host",
+		"redis://h/main":                "no number of a database",
 		"http://:hunter22@h":            "does not begin with",
 		"redis://:hunter22@h:port":      "not of the form",
 		"redis://h1?addr=h2&addr=h3:63": "",

@@ -1,6 +1,10 @@
 package storage
 
-import "github.com/imdhq/imd/pkg/module"
+import (
+	"slices"
+
+	"github.com/imdhq/imd/pkg/module"
+)
 
 // Spec declares the module with the drivers that ship in the program.
 func Spec(drivers Drivers) module.Spec {
@@ -20,9 +24,18 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("seq", &seq); err != nil {
 				return nil, err
 			}
-			s := New(cfg, Deps{Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, DataDir: env.DataDir, Handle: env.Store})
+			s := New(cfg, Deps{
+				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, DataDir: env.DataDir, Handle: env.Store,
+				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
+			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil
 		},
 	}
+}
+
+// uses reports whether one of the roles is among those that use a store. A node
+// that does not say which roles it has may have all.
+func uses(roles []string, users ...string) bool {
+	return len(roles) == 0 || slices.ContainsFunc(roles, func(r string) bool { return slices.Contains(users, r) })
 }

@@ -50,6 +50,8 @@ type Deps struct {
 	Seq     SeqConfig
 	DataDir string        // for the default database and relative paths
 	Handle  *store.Handle // where the open stores are published
+	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
+	NoMessages, NoRoutes bool
 }
 
 // Storage owns the stores of a node.
@@ -84,8 +86,8 @@ func New(cfg Config, deps Deps) *Storage {
 	return s
 }
 
-// Start opens both stores and the dedup cache, checks the clock and publishes
-// them.
+// Start opens the stores that the roles of this node use, and the dedup cache,
+// checks the clock and publishes them.
 func (s *Storage) Start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -94,7 +96,29 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
-	dsn, key := s.cfg.messages(s.deps.DataDir)
+	if !s.deps.NoMessages {
+		if err := s.openMessages(ctx); err != nil {
+			return err
+		}
+	}
+	if !s.deps.NoRoutes {
+		if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
+			return fmt.Errorf("storage.routes: %w", err)
+		}
+		s.deps.Handle.SetRoutes(s.routes)
+	}
+	if s.deps.NoMessages {
+		return nil
+	}
+	if err := s.openDedup(); err != nil {
+		return err
+	}
+	s.deps.Handle.SetDedup(s.dedup)
+	return nil
+}
+
+func (s *Storage) openMessages(ctx context.Context) (err error) {
+	dsn, key := s.cfg.Messages(s.deps.DataDir)
 	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
 		return err
 	}
@@ -104,35 +128,29 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 	if err := s.checkClock(ctx); err != nil {
 		return err
 	}
-	if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
-		return fmt.Errorf("storage.routes: %w", err)
-	}
-	if err := s.openDedup(); err != nil {
-		return err
-	}
 	s.deps.Handle.SetMessages(s.messages)
-	s.deps.Handle.SetRoutes(s.routes)
-	s.deps.Handle.SetDedup(s.dedup)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
 	return nil
 }
 
 // openDedup makes the cache of acknowledged sends. One that is away does not
 // keep the node from starting.
-func (s *Storage) openDedup() (err error) {
+func (s *Storage) openDedup() error {
 	open, ok := s.deps.Drivers.Dedup[s.cfg.Dedup]
 	if !ok {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: no driver for %q", s.cfg.Dedup)}
 	}
-	if s.dedup, err = open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log); err != nil {
+	c, err := open(s.deps.Redis, dedup.Options{TTL: s.cfg.DedupTTL}, s.deps.Log)
+	if err != nil {
 		return &module.ConfigError{Err: fmt.Errorf("storage.dedup: %w", err)}
 	}
+	s.dedup = c
 	return nil
 }
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrAllocator} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
@@ -184,6 +202,9 @@ func (s *Storage) Close() error {
 
 // Ready is the readiness check: the message store takes writes.
 func (s *Storage) Ready(ctx context.Context) module.Status {
+	if s.deps.NoMessages {
+		return module.Status{Ready: true}
+	}
 	m, err := s.deps.Handle.Messages()
 	if err != nil {
 		return module.Status{Reason: "the message store is not open"}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/imdhq/imd/pkg/config"
 	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/dedup/memory"
 	"github.com/imdhq/imd/pkg/im"
@@ -53,6 +54,7 @@ type rig struct {
 	dsn      string // as the driver got it
 	fail     error  // what the driver of messages says
 	failR    error  // what the driver of routes says
+	failD    error  // what the driver of the dedup cache says
 }
 
 func newRig(t *testing.T, cfg Config) *rig {
@@ -66,7 +68,12 @@ func newRig(t *testing.T, cfg Config) *rig {
 				}
 				return r.messages, nil
 			}},
-			Dedup: map[string]DedupOpener{"memory": func(_ RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) { return memory.New(o), nil }},
+			Dedup: map[string]DedupOpener{"memory": func(_ RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
+				if r.failD != nil {
+					return (*memory.Cache)(nil), r.failD
+				}
+				return memory.New(o), nil
+			}},
 			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
 				if r.failR != nil {
 					return nil, r.failR
@@ -89,6 +96,9 @@ func TestLife(t *testing.T) {
 	m, err := r.handle.Messages()
 	if err != nil || m != store.MessageStore(r.messages) || r.dsn != "sqlite:///data/imd.db" {
 		t.Errorf("published %v, %v, opened %s", m, err, r.dsn)
+	}
+	if c, err := r.handle.Dedup(); err != nil || c.Open() {
+		t.Errorf("published %v, %v", c, err)
 	}
 	if routes, err := r.handle.Routes(); err != nil || routes != store.RouteStore(r.routes) {
 		t.Errorf("published %v, %v", routes, err)
@@ -125,6 +135,7 @@ func TestStartFails(t *testing.T) {
 		{name: "damage", change: func(r *rig) { r.fail = store.ErrCorrupt }, want: store.ErrCorrupt},
 		{name: "another fault", change: func(r *rig) { r.fail = other }, want: other},
 		{name: "routes fail", change: func(r *rig) { r.failR = other }, want: other},
+		{name: "no dedup cache can be made", change: func(r *rig) { r.failD = other }, want: other, config: true, words: "storage.dedup"},
 		{
 			name: "a clock far behind", change: func(r *rig) { r.messages.newest = time.Now().Add(6 * time.Minute) },
 			want: store.ErrClock, config: true, words: "set the clock",
@@ -240,5 +251,32 @@ func TestSpec(t *testing.T) {
 	}
 	if all, ok := ready.Check(t.Context()); ok || len(all) != 1 || all[0].Name != "storage" {
 		t.Errorf("checks: %+v", all)
+	}
+}
+
+// The name of a Postgres has a key of its own, which is a secret's.
+func TestPostgresName(t *testing.T) {
+	for _, tt := range []struct {
+		dsn, postgres string
+		want          string // part of the error; "" = good
+	}{
+		{"sqlite:", "postgres://u:hunter2@h/d", ""},
+		{"sqlite:", "postgresql://h/d", ""},
+		{"sqlite:", "mysql://u:hunter2@h/d", "storage.postgres"},
+		{"sqlite:", "host=h password=hunter2", "storage.postgres"},
+		{"postgres://u:hunter2@h/d", "", "storage.postgres_file"},
+	} {
+		cfg := DefaultConfig()
+		cfg.DSN, cfg.Postgres = tt.dsn, config.Secret(tt.postgres)
+		err := cfg.Validate()
+		if (err == nil) != (tt.want == "") || err != nil && (!strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2")) {
+			t.Errorf("%s, %s: %v, want %q", tt.dsn, tt.postgres, err, tt.want)
+		}
+	}
+	if dsn, key := (Config{DSN: "sqlite:", Postgres: "postgres://h/d"}).Messages("/data"); dsn != "postgres://h/d" || key != "storage.postgres" {
+		t.Errorf("with a Postgres: %s of %s", dsn, key)
+	}
+	if dsn, key := DefaultConfig().Messages("/data"); dsn != "sqlite:///data/imd.db" || key != "storage.dsn" {
+		t.Errorf("without: %s of %s", dsn, key)
 	}
 }

@@ -31,6 +31,9 @@ type Assign struct {
 	Key   string
 	Value string
 	Flag  string // as typed: "--listen"
+	// Open says that the value holds nothing that others must not see, although
+	// the key is a secret's: a data source name without a password.
+	Open bool
 }
 
 // Inputs are what a load reads besides the defaults.
@@ -157,7 +160,7 @@ func (s *Schema) readFlags(flags []Assign) (found []setting, problems []Problem)
 		case leaf == nil:
 			problems = append(problems, Problem{Where: f.Flag, Key: f.Key, Message: "unknown key", Hint: didYouMean(f.Key, s.keys())})
 			continue
-		case leaf.Secret:
+		case leaf.Secret && !f.Open:
 			problems = append(problems, Problem{
 				Where: f.Flag, Key: f.Key, Message: "a secret on the command line can be read by every user of the machine",
 				Hint: "set " + leaf.Key + "_file or " + leaf.Env,

@@ -163,16 +163,30 @@ type LeaseLeft struct {
 	TTL  time.Duration
 }
 
+// Area is a part of the registry that is followed by itself.
+type Area string
+
+// The areas that every process follows. Each is the name of its prefix.
+const (
+	AreaNodes    Area = "nodes"
+	AreaLeaders  Area = "leader"
+	AreaSettings Area = "config"
+)
+
+// Areas lists all areas.
+func Areas() []Area { return []Area{AreaNodes, AreaLeaders, AreaSettings} }
+
 // Feed hands out the records of the registry and their changes.
 type Feed interface {
-	// Changes gives what changed after the cursor, at once if something did, else
-	// when it does or wait is over. A cursor that is too old, of another etcd, or
-	// ahead of the feed gets all records. Errors: this feed has nothing to give
-	// now; ask another one.
-	Changes(ctx context.Context, at Cursor, wait time.Duration) (Batch, error)
+	// Changes gives what changed in an area after the cursor, at once if something
+	// did, else when it does or wait is over. A cursor that is too old, of another
+	// etcd, or ahead of the feed gets all records. Errors: this feed has nothing to
+	// give now; ask another one.
+	Changes(ctx context.Context, area Area, at Cursor, wait time.Duration) (Batch, error)
 }
 
-// Cursor is how far a subscriber of a Feed is. The zero Cursor gets everything.
+// Cursor is how far a subscriber of a Feed is in one area. The zero Cursor gets
+// everything.
 type Cursor struct {
 	Revision int64
 	Cluster  uint64 // the etcd cluster that the revision is of
@@ -180,18 +194,22 @@ type Cursor struct {
 
 // Batch is an answer of a Feed.
 type Batch struct {
-	Cursor           // what the subscriber has once it took this in
-	Full    bool     // all records are here, and what is not here is gone
-	Put     []Record // by key
-	Deleted []string // keys
+	Cursor      // what the subscriber has once it took this in
+	Full   bool // all records are here, and what is not here is gone
+	// Records are by rising revision: of nodes and leaders the newest change of
+	// each key, of settings every change.
+	Records []Record
 }
 
 // Record is one key of the registry.
 type Record struct {
-	Key      string // below the prefix of the nodes
+	Key      string // below the prefix of its area
 	Value    []byte
 	Revision int64 // of its last change
+	Created  int64 // revision of its creation
+	Version  int64 // 1 at its creation, then one more with each change
 	Lease    int64 // that it hangs on; 0 = none
+	Gone     bool  // it was deleted at Revision; there is no value
 }
 
 // Handle gives modules the running control plane of this process.
@@ -202,6 +220,7 @@ type Handle struct {
 	elector  atomic.Pointer[Elector]
 	locker   atomic.Pointer[Locker]
 	leaders  atomic.Pointer[Leaders]
+	secret   atomic.Pointer[func() string]
 
 	mu      sync.Mutex    // of SetView
 	changed chan struct{} // closed at the next view; nil = nobody waits
@@ -302,6 +321,18 @@ func (h *Handle) Leaders() *Leaders {
 	}
 	return &Leaders{}
 }
+
+// Secret is what the nodes of the cluster share through the control plane; "" =
+// not known yet.
+func (h *Handle) Secret() string {
+	if f := h.secret.Load(); f != nil {
+		return (*f)()
+	}
+	return ""
+}
+
+// SetSecret publishes where the secret is. The control plane module calls it.
+func (h *Handle) SetSecret(f func() string) { h.secret.Store(&f) }
 
 // SetLeaders publishes a copy. The control plane calls it.
 func (h *Handle) SetLeaders(l *Leaders) { h.leaders.Store(l) }

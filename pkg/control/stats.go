@@ -78,21 +78,23 @@ func ResyncCauses() []string {
 // Stats is what the control plane of one process knows about itself, for
 // metrics and readiness. Counters begin at zero with the process.
 type Stats struct {
-	Registered bool      // the record is written and its lease holds by our own clock
-	Stale      bool      // as in View
-	Heard      time.Time // last sign of life of the watch; zero = none yet
-	Revision   int64     // what the view has
-	Newest     int64     // newest revision seen in any answer; never below Revision
-	Renewals   uint64    // of the node's lease that succeeded
-	RenewFails uint64    // of the same that got no answer or an error
-	LeaseLost  uint64    // leases that ended without our doing
-	Repairs    uint64    // own records found missing or wrong and written again
-	Drift      uint64    // records of the view found wrong by the periodic check
-	Resyncs    map[string]uint64
-	Suspects   uint64 // nodes whose record vanished without a word
-	Held       uint64 // of these, those kept in use because most of a role vanished at once
-	Evicted    uint64 // of these, those that left the view
-	Trouble    string // why etcd cannot be reached, one clause; "" = it can
+	Registered bool              // the record is written and its lease holds by our own clock
+	Stale      bool              // as in View
+	Heard      time.Time         // last sign of life of the watch; zero = none yet
+	Revision   int64             // what the view has
+	Newest     int64             // newest revision seen in any answer; never below Revision
+	Renewals   uint64            // of the node's lease that succeeded
+	RenewFails uint64            // of the same that got no answer or an error
+	LeaseLost  uint64            // leases that ended without our doing
+	Repairs    uint64            // own records found missing or wrong and written again
+	Drift      uint64            // records found wrong by the periodic check, of all areas
+	Resyncs    map[string]uint64 // by cause, of all areas
+	Watches    int               // that etcd serves this process: 3 at most, 0 if others hand on what they see
+	Asking     int               // calls of other processes that wait here for changes
+	Suspects   uint64            // nodes whose record vanished without a word
+	Held       uint64            // of these, those kept in use because most of a role vanished at once
+	Evicted    uint64            // of these, those that left the view
+	Trouble    string            // why etcd cannot be reached, one clause; "" = it can
 
 	Calls     []CallStats              // of a client with network endpoints
 	Endpoints []EndpointStats          // of the same; or the embedded server alone

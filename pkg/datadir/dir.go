@@ -65,6 +65,19 @@ type Dir struct {
 // *module.ConfigError for a folder or key that others can read and for a bad
 // key, and what the file system says.
 func Open(path string) (*Dir, error) {
+	d, err := Hold(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.load(); err != nil {
+		d.lock.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// Hold is Open without the node id and the keys: they are neither read nor made.
+func Hold(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("data folder: %w", err)
@@ -74,10 +87,6 @@ func Open(path string) (*Dir, error) {
 	}
 	d := &Dir{path: path}
 	if d.lock, err = lock(path); err != nil {
-		return nil, err
-	}
-	if err := d.load(); err != nil {
-		d.lock.Close()
 		return nil, err
 	}
 	return d, nil

@@ -1,6 +1,7 @@
 package datadir
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
@@ -30,6 +31,32 @@ func ReadTokenKeys(path string) ([]module.TokenKey, error) { return loadTokenKey
 // folder's lock. Errors: as ReadTokenKeys.
 func ReadAdminKey(path string) (string, error) { return loadAdminKey(path, false) }
 
+// TokenKeyFile is where the keys that sign client tokens are in the folder.
+func TokenKeyFile(path string) string { return filepath.Join(path, keyFolder, tokenFile) }
+
+// WriteTokenKeys makes the key file from the text of another folder's, if there
+// is none. It reports whether the folder has these keys now; false = it has
+// others, which stay. Errors: *module.ConfigError for a text that holds no good
+// keys, and what the file system says.
+func (d *Dir) WriteTokenKeys(text []byte) (bool, error) {
+	file := TokenKeyFile(d.path)
+	have, err := os.ReadFile(file)
+	if err == nil {
+		return bytes.Equal(have, text), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false, failure(d.path, err)
+	}
+	if _, err := parseTokenKeys(file, string(text)); err != nil {
+		return false, err
+	}
+	dir := filepath.Dir(file)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return false, failure(d.path, err)
+	}
+	return true, writeFile(dir, tokenFile, text)
+}
+
 func loadTokenKeys(path string, create bool) ([]module.TokenKey, error) {
 	text, err := loadKeyFile(path, tokenFile, create, func() string {
 		secret := make([]byte, secretBytes)
@@ -39,7 +66,11 @@ func loadTokenKeys(path string, create bool) ([]module.TokenKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(path, keyFolder, tokenFile)
+	return parseTokenKeys(TokenKeyFile(path), text)
+}
+
+// parseTokenKeys reads the text of the file.
+func parseTokenKeys(file, text string) ([]module.TokenKey, error) {
 	var keys []module.TokenKey
 	seen := map[string]bool{}
 	for i, line := range strings.Split(text, "\n") {

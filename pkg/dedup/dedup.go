@@ -20,14 +20,16 @@ const (
 
 // Cache remembers sends. All methods are safe for concurrent use and return
 // soon: within a few milliseconds (Try) or 200 ms (the others), whatever
-// happens to what they depend on. Errors are *Error.
+// happens to what they depend on. Arguments are the caller's again when a call
+// has returned. Errors are *Error.
 type Cache interface {
 	// Try looks keys up, at most MaxKeys, and marks those that nobody works on as
 	// the owner's until the time of a try has passed; trying again prolongs the
 	// own mark. One Found for each key, in order. After an error nothing is
 	// known, and the store has to be asked.
 	Try(ctx context.Context, owner string, keys []Key) ([]Found, error)
-	// Confirm remembers what the store acknowledged, whatever was there before.
+	// Confirm remembers what the store acknowledged, at most MaxKeys, whatever was
+	// there before.
 	// Call it only with what the store said. An error may leave some remembered.
 	Confirm(ctx context.Context, done []Confirmed) error
 	// Cancel takes the owner's marks back; those of others and what is confirmed

@@ -37,6 +37,10 @@ type Options struct {
 	GroupSize    int
 	AntiEntropy  time.Duration // between two comparisons of heads in the gateways
 
+	// OpenLedger opens an empty message store in a folder, for layouts with
+	// witnesses.
+	OpenLedger func(ctx context.Context, dir string) (LedgerStore, error)
+
 	// Standing are fail points that are in force all the time, as a file has them.
 	Standing string
 	// Progress is told, about once a second, how far the drill is; nil = nobody.
@@ -50,29 +54,34 @@ func Defaults() Options {
 		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
 }
 
-// Possible are the kinds that this process can carry out: some want a build
-// with the tag drill, some the right to mount, which is tried.
-func Possible() []Kind {
+// Possible are the kinds that this process can carry out on a layout: some want a
+// build with the tag drill, some the right to mount, which is tried, some members
+// of etcd or witnesses.
+func Possible(l Layout) []Kind {
 	var all []Kind
 	for _, t := range traits {
-		if t.why() == "" {
+		if t.why(l) == "" {
 			all = append(all, t.kind)
 		}
 	}
 	return all
 }
 
-// Impossible says why a kind cannot be carried out; "" = it can.
-func Impossible(k Kind) string {
+// Impossible says why a kind cannot be carried out on a layout; "" = it can.
+func Impossible(k Kind, l Layout) string {
 	t := traitOf(k)
 	if t == nil {
 		return "there is no such fault"
 	}
-	return t.why()
+	return t.why(l)
 }
 
-func (t *trait) why() string {
+func (t *trait) why(l Layout) string {
 	switch {
+	case t.etcd && l.Etcd == 0:
+		return "wants a layout with members of etcd, such as --layout control"
+	case t.witness && l.Witnesses == 0:
+		return "wants a layout with witnesses, such as --layout control"
 	case t.tag && !failpoint.Built:
 		return "wants a build with the tag drill"
 	case t.mount && mountable() != nil:
@@ -111,6 +120,7 @@ type drill struct {
 	nodes   []*node
 	mounted []string
 	world   *world
+	plane   *plane // nil = the layout has no members of etcd
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -130,7 +140,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		return nil, err
 	}
 	for _, k := range o.Kinds {
-		if why := Impossible(k); why != "" {
+		if why := Impossible(k, o.Layout); why != "" {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
 	}
@@ -170,8 +180,22 @@ func (d *drill) run() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
+	var err error
+	if d.rec, err = history.NewRecorder(historyDir(d.Dir)); err != nil {
+		return err
+	}
+	if d.plane != nil {
+		if err := d.plane.begin(); err != nil {
+			return err
+		}
+	}
 	for _, n := range d.nodes {
 		if err := n.begin(); err != nil {
+			return err
+		}
+	}
+	if d.plane != nil {
+		if err := d.plane.beginWitnesses(); err != nil {
 			return err
 		}
 	}
@@ -183,9 +207,6 @@ func (d *drill) run() error {
 	defer w.close()
 	if err := w.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
-	}
-	if d.rec, err = history.NewRecorder(historyDir(d.Dir)); err != nil {
-		return err
 	}
 	return d.load()
 }
@@ -204,9 +225,19 @@ func (d *drill) prepare() error {
 		"gateway.antientropy.interval=" + d.AntiEntropy.String(), "gateway.ping_interval=5s", "gateway.pong_timeout=3s",
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
+	if d.Layout.Etcd > 0 {
+		var err error
+		if d.plane, err = newPlane(d); err != nil {
+			return err
+		}
+		common = append(common, "controlplane.endpoints="+strings.Join(d.plane.urls, ","), "controlplane.cluster="+clusterName)
+	}
 	for _, spec := range d.Layout.Nodes {
-		n := &node{spec: spec, exe: d.Exe, dir: nodeDir(d.Dir, spec.Name), env: spec.Env, logPath: logPath(d.Dir, spec.Name),
-			rules: rulesPath(d.Dir, spec.Name), standing: d.Standing, ctx: d.ctx, spawn: d.start, died: d.died}
+		n := d.child(spec.Name)
+		n.spec, n.env, n.standing = spec, spec.Env, d.Standing
+		if d.plane != nil {
+			n.told = d.truth
+		}
 		n.args = nodeArgs(spec, n.dir, common)
 		if err := writeRules(n.rules, d.Standing); err != nil {
 			return err
@@ -224,6 +255,12 @@ func (d *drill) prepare() error {
 		d.nodes = append(d.nodes, n)
 	}
 	return nil
+}
+
+// child is a process of the drill that is told nothing yet.
+func (d *drill) child(name string) *node {
+	return &node{spec: NodeSpec{Name: name}, exe: d.Exe, dir: nodeDir(d.Dir, name), logPath: logPath(d.Dir, name), rules: rulesPath(d.Dir, name),
+		ctx: d.ctx, spawn: d.start, died: d.died}
 }
 
 func (d *drill) makeDir(path string) error {
@@ -250,6 +287,9 @@ func (d *drill) load() error {
 			o.Addresses = append(o.Addresses, netip.MustParseAddrPort(n.proxy.Address()))
 		}
 	}
+	if d.plane != nil {
+		d.faults.Go(func() { d.plane.run(ctx) })
+	}
 	res, err := bench.Run(d.ctx, o)
 	stop()
 	d.faults.Wait()
@@ -258,6 +298,9 @@ func (d *drill) load() error {
 	}
 	if err == nil {
 		err = bench.WriteGround(d.ctx, d.rec, d.world.log, d.world.unread(), nil)
+	}
+	if err == nil && d.plane != nil {
+		err = d.plane.collect()
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("%w: %w", ErrLoad, err), d.rec.Close(history.Run{Seed: d.Seed}))
@@ -305,7 +348,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -351,7 +394,15 @@ func (d *drill) begin(e Event) {
 	defer d.mu.Unlock()
 	d.running[e.N] = e.Name()
 	d.out.Begun++
-	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String()})
+	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String(), Entry: e.aside()})
+}
+
+// aside is how the history tells that clients must not feel a fault.
+func (e Event) aside() string {
+	if traitOf(e.Kind).area == etcds {
+		return history.Aside
+	}
+	return ""
 }
 
 // end records that it is healed.
@@ -362,7 +413,7 @@ func (d *drill) end(e Event, err error) {
 	if err != nil {
 		d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: %v", e.Name(), err))
 	}
-	d.rec.Add("faults.log", history.Record{T: d.rec.Now(), Kind: history.Fault, Name: e.Name(), Stop: true})
+	d.rec.Add("faults.log", history.Record{T: d.rec.Now(), Kind: history.Fault, Name: e.Name(), Stop: true, Entry: e.aside()})
 	d.healed = d.rec.Now()
 }
 
@@ -394,7 +445,16 @@ func (d *drill) died(n *node, why string, excused bool) {
 
 // stopNodes ends all nodes, newest first, in order if all went well.
 func (d *drill) stopNodes(orderly bool) {
-	for _, n := range slices.Backward(d.nodes) {
+	all := slices.Clone(d.nodes)
+	if d.plane != nil {
+		all = append(all, d.plane.witnesses...)
+		defer func() {
+			for _, m := range d.plane.members {
+				m.kill()
+			}
+		}()
+	}
+	for _, n := range slices.Backward(all) {
 		if !orderly {
 			n.kill()
 			continue
@@ -410,6 +470,9 @@ func (d *drill) stopNodes(orderly bool) {
 // clean gives back everything but the folder.
 func (d *drill) clean() error {
 	var errs []error
+	if d.plane != nil {
+		errs = append(errs, d.plane.close())
+	}
 	for _, n := range d.nodes {
 		n.revive.Wait()
 		if n.proxy != nil {

@@ -21,6 +21,7 @@ import (
 type breaker struct {
 	nodes []*node
 	world *world
+	plane *plane // nil = the layout has none
 }
 
 // fault is one event while it is carried out.
@@ -46,6 +47,9 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		Clock: (*fault).clock, Point: (*fault).point, Reset: (*fault).reset, Refuse: (*fault).refuse,
 		Delay: (*fault).link, Bytewise: (*fault).link, Bandwidth: (*fault).link, Drop: (*fault).swallow, Blackhole: (*fault).swallow,
 		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
+		MemberKill: (*fault).memberKill, MemberPause: (*fault).memberPause, MemberPartition: (*fault).memberPartition, LeaderChange: (*fault).leaderChange,
+		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
+		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[e.Kind]
 	return run(f, ctx)
 }

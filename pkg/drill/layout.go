@@ -18,6 +18,12 @@ type Layout struct {
 	Nodes []NodeSpec `yaml:"nodes"`
 	// Set are assignments KEY=VALUE for every node.
 	Set []string `yaml:"set"`
+	// Etcd is how many members of an etcd cluster, m1 and so on, run as processes of
+	// their own, for all nodes: 1, 3 or 5. 0 = each node runs a server inside.
+	Etcd int `yaml:"etcd"`
+	// Witnesses is how many processes, w1 and so on, take part in the control plane
+	// and tell what they see: up to 50. They want Etcd.
+	Witnesses int `yaml:"witnesses"`
 }
 
 // NodeSpec is one node.
@@ -33,6 +39,17 @@ type NodeSpec struct {
 // AllInOne is the default: one node with every role.
 func AllInOne() Layout {
 	return Layout{Nodes: []NodeSpec{{Name: "n1", Roles: "all", Clients: true}}}
+}
+
+// ControlPlane is three members of etcd, two nodes with every role, of which one
+// has clients, and three witnesses.
+func ControlPlane() Layout {
+	return Layout{Etcd: 3, Witnesses: 3, Nodes: []NodeSpec{{Name: "n1", Roles: "all", Clients: true}, {Name: "n2", Roles: "all"}}}
+}
+
+// Layouts are those that have a name.
+func Layouts() map[string]Layout {
+	return map[string]Layout{"one": AllInOne(), "control": ControlPlane()}
 }
 
 var nodeName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
@@ -62,10 +79,23 @@ func parseLayout(data []byte) (Layout, error) {
 
 // check reports what makes no cluster.
 func (l Layout) check() error {
-	if len(l.Nodes) == 0 {
+	switch {
+	case len(l.Nodes) == 0 && l.Etcd == 0 && l.Witnesses == 0:
 		return errors.New("there are no nodes")
+	case l.Etcd != 0 && l.Etcd != 1 && l.Etcd != 3 && l.Etcd != 5:
+		return fmt.Errorf("etcd: %d members; 0, 1, 3 or 5 make sense", l.Etcd)
+	case l.Witnesses < 0 || l.Witnesses > 50:
+		return fmt.Errorf("witnesses: %d is not within 0 and 50", l.Witnesses)
+	case l.Witnesses > 0 && l.Etcd == 0:
+		return errors.New("witnesses want members of etcd")
 	}
 	var names []string
+	for i := range l.Etcd {
+		names = append(names, memberName(i))
+	}
+	for i := range l.Witnesses {
+		names = append(names, witnessName(i))
+	}
 	clients := false
 	for i, n := range l.Nodes {
 		switch {

@@ -16,6 +16,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
+	"github.com/imdhq/imd/pkg/history"
 )
 
 // Bounds of what nodes may take.
@@ -37,7 +38,9 @@ type node struct {
 	rules    string // the file of fail points
 	standing string // what stands in it all the time
 	spawn    func(*exec.Cmd) error
-	proxy    *faultproxy.Proxy // nil = clients do not connect here
+	proxy    *faultproxy.Proxy                // nil = clients do not connect here
+	health   string                           // a URL that answers once it is ready; "" = it says where it listens, and is asked there
+	told     func(n *node, boot, what string) // hears what becomes of its processes, as history has it; nil = nobody does
 
 	turn sync.Mutex // starting and ending, one at a time
 
@@ -92,6 +95,7 @@ func (n *node) watch(cmd *exec.Cmd, done chan struct{}) {
 	wanted := n.wanted && n.cmd == cmd
 	excused := n.excused > 0 || time.Now().Before(n.excuse)
 	n.mu.Unlock()
+	n.tell(history.Down)
 	close(done)
 	if !wanted || n.ctx.Err() != nil {
 		return
@@ -135,7 +139,11 @@ func (n *node) bringBack(last *exec.Cmd) {
 func (n *node) ready(pid int, done <-chan struct{}) error {
 	deadline := time.Now().Add(readyLimit)
 	for {
-		if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
+		if n.health != "" {
+			if answers(n.health) {
+				return nil
+			}
+		} else if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
 			if e, err = datadir.ReadEndpoints(n.dir); err != nil { // what was read before may lack a listener
 				return err
 			}
@@ -145,6 +153,7 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 			if n.proxy != nil {
 				n.proxy.SetTarget(e.Public)
 			}
+			n.tell(history.Up)
 			return nil
 		}
 		select {
@@ -158,6 +167,21 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 			return fmt.Errorf("node %s is not ready after %v; see %s", n.spec.Name, readyLimit, n.logPath)
 		}
 	}
+}
+
+// tell tells what becomes of the process that was ready last.
+func (n *node) tell(what string) {
+	if boot := n.endpoints().BootID; n.told != nil && boot != "" {
+		n.told(n, boot, what)
+	}
+}
+
+// pid is the id of the process; 0 = none runs.
+func (n *node) pid() int {
+	if cmd, _ := n.process(); cmd != nil && n.alive() {
+		return cmd.Process.Pid
+	}
+	return 0
 }
 
 // answers reports whether a GET of the URL is answered with 200.
@@ -216,6 +240,11 @@ func (n *node) signal(s syscall.Signal) error {
 		return nil
 	default:
 	}
+	if s == syscall.SIGSTOP {
+		n.tell(history.Paused)
+	} else if s == syscall.SIGCONT {
+		defer n.tell(history.Resumed)
+	}
 	if err := cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %v to node %s: %w", s, n.spec.Name, err)
 	}
@@ -243,6 +272,7 @@ func (n *node) end() error {
 	if done == nil {
 		return nil
 	}
+	n.tell(history.Stopping)
 	_ = n.signal(syscall.SIGTERM)
 	select {
 	case <-done:
@@ -279,7 +309,7 @@ func (n *node) mayDie() (over func()) {
 
 // nodeArgs is the command line of a node.
 func nodeArgs(spec NodeSpec, dir string, common []string) []string {
-	args := []string{"serve", "--roles=" + spec.Roles, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
+	args := []string{"serve", "--roles=" + spec.Roles, "--node-name", spec.Name, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
 	for _, s := range slices.Concat(common, spec.Set) {
 		args = append(args, "--set", s)
 	}

@@ -30,11 +30,12 @@ const (
 	AfterCommit  Point = "store.after_commit"      // durable, and the caller does not know it
 	BeforeEffect Point = "scheduler.before_effect" // the leader is about to prove its token
 	BeforeWrite  Point = "gateway.before_write"    // a message is about to go into a client's socket
+	BeforeSwap   Point = "config.before_swap"      // settings were judged good and are about to be in force
 )
 
 // Points lists all points.
 func Points() []Point {
-	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite}
+	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite, BeforeSwap}
 }
 
 // Defect is a mistake that a drill must notice.
@@ -50,11 +51,18 @@ const (
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
 	PlainReadFence        Defect = "plain-read-fence"        // an owner of a shard looks at its fence and does not hold it
 	EarlyHead             Defect = "head-before-takeover"    // an owner reserves its numbers before it has taken over
+	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
+	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
+	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
+	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
-	return []Defect{AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap}
+	return []Defect{
+		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
+		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
+	}
 }
 
 // Action is what a rule does.

@@ -224,6 +224,17 @@ func (l *Lane) wake(now time.Time) (after time.Duration) {
 	return after
 }
 
+// doubtful is how many rows wait for their conversations to find out whether
+// they are stored. They count against the bound of the queue.
+func (l *Lane) doubtful() (rows int) {
+	for _, h := range l.held {
+		if h.doubt != nil {
+			rows += len(h.doubt.rows)
+		}
+	}
+	return rows
+}
+
 // doubts reports whether a call of unknown outcome waits for its conversation.
 func (l *Lane) doubts() bool {
 	for _, h := range l.held {

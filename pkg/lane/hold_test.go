@@ -2,6 +2,7 @@ package lane
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -138,6 +139,28 @@ func TestLaneHoldsBackAChange(t *testing.T) {
 	b.done(nil)
 	if len(*answers) != 1 || (*answers)[0] != im.ReasonName(0) || !b.l.Idle() {
 		t.Fatalf("answers %q", *answers)
+	}
+}
+
+// What is in doubt counts against the bound of the queue.
+func TestLaneBoundsWhatIsInDoubt(t *testing.T) {
+	b := newBench(t)
+	conv := func(i int) string { return fmt.Sprint("g_", i) }
+	refused := 0
+	for i := 0; refused == 0; i++ {
+		if i > maxQueueRows {
+			t.Fatal("no bound")
+		}
+		r := b.many(conv(i), 100, 1)
+		if r.got[99] != "" {
+			refused++
+			continue
+		}
+		b.done(store.ErrUnknownOutcome)
+		b.done(held(im.ConversationID(conv(i))))
+	}
+	if n := b.l.doubtful(); n > maxQueueRows || n < maxQueueRows-100 {
+		t.Fatalf("%d rows in doubt", n)
 	}
 }
 

@@ -211,8 +211,14 @@ func errAway() *im.Error {
 	return retry(clientv1.Reason_REASON_UNAVAILABLE, "", 0)
 }
 
-func errBehind() *im.Error {
-	return retry(clientv1.Reason_REASON_BEHIND, "", 0)
+// errBehind is the answer to what follows a send that was refused with err: it
+// has to wait as long.
+func errBehind(err *im.Error) *im.Error {
+	after := err.RetryAfter
+	if after == 0 {
+		after = time.Duration(im.Info(err.Reason).RetryAfterMs) * time.Millisecond
+	}
+	return retry(clientv1.Reason_REASON_BEHIND, "", after)
 }
 
 func (l *Lane) errBusy() *im.Error {
@@ -246,9 +252,9 @@ func (l *Lane) submit(now time.Time, r *Run) {
 		}
 		return
 	}
-	for ; at < len(r.Sends); at++ {
+	for doubtful := l.doubtful(); at < len(r.Sends); at++ {
 		s := &r.Sends[at]
-		if l.rows >= maxQueueRows || l.bytes+s.Size > maxQueueBytes {
+		if l.rows+doubtful >= maxQueueRows || l.bytes+s.Size > maxQueueBytes {
 			break
 		}
 		l.queue(now, r, at)
@@ -352,7 +358,7 @@ func (l *Lane) refuse(r *Run, from int, err *im.Error) {
 	l.answerOne(waiter{r, from}, Verdict{Err: err})
 	for at := from + 1; at < len(r.slots); at++ {
 		if !r.slots[at].done {
-			l.answerOne(waiter{r, at}, Verdict{Err: errBehind()})
+			l.answerOne(waiter{r, at}, Verdict{Err: errBehind(err)})
 		}
 	}
 }

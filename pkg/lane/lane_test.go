@@ -233,6 +233,63 @@ func TestLaneHintFollowsTheRate(t *testing.T) {
 	}
 }
 
+// Each refusal says when to come again: by itself, or by the table of errors.
+func TestLaneRefusesWithATimeToWait(t *testing.T) {
+	waits := func(b *bench, cause func(r *benchRun)) {
+		t.Helper()
+		r := b.run("g_1", "ab", 100)
+		answers := 0
+		r.Reply = func(_ int, v Verdict) {
+			answers++
+			if w := im.Wire(v.Err); !w.Retryable || w.RetryAfterMs == 0 || w.Reason == "" {
+				t.Errorf("refused with %v", w)
+			}
+		}
+		cause(r)
+		if answers != 2 {
+			t.Errorf("%d answers", answers)
+		}
+	}
+	b := newBench(t) // the store is away
+	waits(b, func(r *benchRun) {
+		b.step(Submit{r.Run})
+		b.done(im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", ""))
+	})
+	b = newBench(t) // a fault of the store at one row
+	waits(b, func(r *benchRun) {
+		b.step(Submit{r.Run})
+		b.done(errors.New("fault"))
+		b.done(errors.New("fault"))
+	})
+	b = newBench(t) // the caller's patience
+	waits(b, func(r *benchRun) { b.step(Submit{r.Run}); b.step(Expire{r.Run}) })
+	b = newBench(t) // too old
+	waits(b, func(r *benchRun) {
+		b.submit("g_0", "x")
+		b.step(Submit{r.Run})
+		b.now = b.now.Add(maxQueueAge + 1)
+		b.done(nil)
+	})
+	b = newBench(t) // no room
+	waits(b, func(r *benchRun) {
+		b.submit("g_0", "x")
+		b.many("g_2", maxQueueRows, 1)
+		b.step(Submit{r.Run})
+	})
+	b = newBench(t) // held by somebody else
+	waits(b, func(r *benchRun) { b.step(Submit{r.Run}); b.done(held("g_1")) })
+	b = newBench(t) // refused by the store row by row
+	waits(b, func(r *benchRun) {
+		b.step(Submit{r.Run})
+		b.out = nil
+		b.step(Result{Results: []store.AppendResult{{Err: im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "")}, {}}})
+	})
+	b = newBench(t) // leaving
+	waits(b, func(r *benchRun) { b.step(Drain{}); b.step(Submit{r.Run}) })
+	b = newBench(t)
+	waits(b, func(r *benchRun) { b.step(Submit{r.Run}); b.step(Stop{}) })
+}
+
 func TestLaneRefusesWhatIsTooOld(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")

@@ -206,7 +206,7 @@ func (l *Lane) away(rows []*pendingRow) {
 	}
 	for _, row := range rows {
 		for _, w := range row.waiters {
-			l.refuse(w.run, w.at, errBehind())
+			l.refuse(w.run, w.at, errBehind(errAway()))
 		}
 	}
 }

@@ -149,7 +149,7 @@ func (s *sim) apply(rows []store.AppendRow, locked im.ConversationID, why *im.Er
 		if r.Conversation == locked || behind[r.Run] {
 			res[i].Err = why
 			if behind[r.Run] && r.Conversation != locked {
-				res[i].Err = errBehind()
+				res[i].Err = errBehind(errAway())
 			}
 			behind[r.Run] = true
 			continue

@@ -52,12 +52,19 @@ type Spec struct {
 // takes what it uses as separate fields of its Deps.
 type Env struct {
 	Node    im.NodeID
-	BootID  string // random, new at each start
-	Version string // of the binary
-	DataDir string // absolute
-	Dev     bool   // `imd dev`: demo users and their links are served
-	Log     *zap.Logger
-	Reg     prometheus.Registerer // one registry per node, never the default one
+	BootID  string   // random, new at each start
+	Version string   // of the binary
+	DataDir string   // absolute
+	Roles   []string // of this node
+	Split   bool     // some role is not here
+	// Unshared says of each role of this node what it keeps where no other process
+	// can reach it, such as "messages in SQLite"; nil = nothing.
+	Unshared map[string]string
+	Cluster  string // name of the cluster
+	Zone     string // where the node stands; "" = none
+	Dev      bool   // `imd dev`: demo users and their links are served
+	Log      *zap.Logger
+	Reg      prometheus.Registerer // one registry per node, never the default one
 	// Config decodes the section over the defaults that into points to holds,
 	// strictly, and validates it if it has Validate() error.
 	Config func(section string, into any) error

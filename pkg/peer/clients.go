@@ -63,7 +63,10 @@ func (c stateClient) Change(ctx context.Context, r *v1.ChangeRequest) (*v1.Chang
 
 // Mark goes to each node with the marks of its conversations.
 func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkResponse, error) {
-	parts := splitMarks(r, c.s.StateHome)
+	var parts []*marksOf
+	if !c.s.state.group.alone.Load() {
+		parts = splitMarks(r, c.s.StateHome)
+	}
 	if len(parts) < 2 {
 		key := ""
 		if len(r.Marks) > 0 {

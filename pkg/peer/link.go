@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -32,9 +33,7 @@ type Link struct {
 	Zone   string
 	Points int // of the rings, for a node of weight 1; 0 = ring.DefaultPoints
 	Security
-	// Static lists the nodes of a role that does not come from the registry.
-	Static map[string][]control.Node
-	Reg    prometheus.Registerer
+	Reg prometheus.Registerer
 }
 
 // Link lets the Set call other processes, those that Update names. Once, before
@@ -42,6 +41,7 @@ type Link struct {
 func (s *Set) Link(l Link) {
 	s.link = l
 	s.metrics = newMetrics(l.Reg, s)
+	s.view = &control.View{}
 	for _, g := range s.groups() {
 		g.zone = l.Zone
 	}
@@ -55,8 +55,29 @@ func (s *Set) Update(v *control.View) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.update(v)
+}
+
+// SetPlace says where the nodes of a role are, whatever the registry says.
+// Without Link it does nothing.
+func (s *Set) SetPlace(role string, nodes []control.Node) {
+	if s.metrics == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.placed == nil {
+		s.placed = map[string][]control.Node{}
+	}
+	s.placed[role] = nodes
+	s.update(s.view)
+}
+
+// update is Update; the lock is held.
+func (s *Set) update(v *control.View) {
+	s.view = v
 	nodes := slices.Clone(v.Nodes)
-	for _, all := range s.link.Static {
+	for _, all := range s.placed {
 		nodes = append(nodes, all...)
 	}
 	old := map[im.NodeID]*place{}
@@ -65,7 +86,7 @@ func (s *Set) Update(v *control.View) {
 	}
 	others := make(map[im.NodeID]*place, len(nodes))
 	for _, n := range nodes {
-		if n.ID == s.node || n.Internal == "" || others[n.ID] != nil {
+		if n.ID == s.node || others[n.ID] != nil || !s.link.reaches(n.Internal) {
 			continue
 		}
 		if o := old[n.ID]; o != nil && o.remote.same(n) {
@@ -77,8 +98,8 @@ func (s *Set) Update(v *control.View) {
 	s.others.Store(&others)
 	for _, g := range s.groups() {
 		list := v.With(g.role)
-		if static := s.link.Static[g.role]; static != nil {
-			list = static
+		if placed, ok := s.placed[g.role]; ok {
+			list = placed
 		}
 		g.set(s.places(list, others), s.link.Points)
 	}
@@ -88,6 +109,36 @@ func (s *Set) Update(v *control.View) {
 			s.metrics.forget(string(id))
 		}
 	}
+}
+
+// reaches reports whether the address may be called: in the clear only on this
+// machine.
+func (l Link) reaches(addr string) bool {
+	if l.Certs != nil || l.AllowPlaintext {
+		return addr != ""
+	}
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// Reaches reports whether a node with the role, this one included, gets calls and
+// has answered one.
+func (s *Set) Reaches(role string) bool {
+	for _, g := range s.groups() {
+		if g.role == role {
+			return g.answers()
+		}
+	}
+	return false
+}
+
+func (g *group) answers() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.places, func(p *place) bool {
+		return p.remote == nil || p.remote.answered.Load() && g.eject.Usable(p.id())
+	})
 }
 
 // places are the nodes of a role that can be called.

@@ -36,6 +36,8 @@ const (
 type Security struct {
 	Certs *seal.Certs // TLS with certificates of both sides; nil = no TLS
 	Keys  seal.Keys   // signs each call; nil = not signed
+	// AllowPlaintext lets calls go to other machines without TLS.
+	AllowPlaintext bool
 }
 
 // remote is another process: one start of one node at one address.
@@ -46,6 +48,7 @@ type remote struct {
 	inFlight  atomic.Int64
 	open      atomic.Int64 // connections
 	retired   atomic.Bool  // the node is gone; what is in flight may end
+	answered  atomic.Bool  // it has answered a call or a probe
 
 	state     internalv1connect.StateServiceClient
 	directory internalv1connect.DirectoryServiceClient

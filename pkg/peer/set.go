@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -28,7 +29,9 @@ type Set struct {
 	link    Link
 	others  atomic.Pointer[map[im.NodeID]*place] // other processes, whatever their state
 
-	mu sync.Mutex // of Update
+	mu     sync.Mutex // of Update
+	view   *control.View
+	placed map[string][]control.Node // roles that do not come from the registry
 }
 
 // handler holds the handler of a service in this process.

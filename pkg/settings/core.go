@@ -22,6 +22,9 @@ type Read struct {
 	Revision int64
 	Cluster  uint64 // id of the etcd cluster
 	Records  []Record
+	// Restored says that the driver has found etcd with another or an older history;
+	// else a read that is behind is believed only when it is the third in a row.
+	Restored bool
 }
 
 // Changed is all changes of one revision.
@@ -120,10 +123,6 @@ func (s State) Applied() int64 { return s.applied }
 // Head is the newest revision of etcd that the state has taken into account.
 func (s State) Head() int64 { return s.head }
 
-// Of reports whether an answer of a cluster can belong to what is known; 0 is
-// not known and can.
-func (s State) Of(cluster uint64) bool { return cluster == 0 || s.known == nil || cluster == s.cluster }
-
 // Refused is the newest revision that was not taken although its documents are
 // still there, with the reason; 0 = none.
 func (s State) Refused() (revision int64, reason string) {
@@ -163,7 +162,7 @@ func (s State) read(ev Read) (State, Effects) {
 		s.applied = 0 // what was remembered may be of another cluster
 	}
 	if !fresh && (ev.Cluster != s.cluster || ev.Revision < s.head) {
-		if ev.Cluster == s.cluster && s.behind+1 < stubborn {
+		if !ev.Restored && ev.Cluster == s.cluster && s.behind+1 < stubborn {
 			s.behind++
 			s.synced = false
 			return s, Effects{Reread: CauseBehind}

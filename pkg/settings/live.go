@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/failpoint"
 )
 
 // slow is how long a subscriber may take.
@@ -87,6 +89,7 @@ func (l *Live) Feed(ev Event) (cause string) {
 		l.log.Error("a change of the settings was not taken; the old values stay", zap.Int64("rev", rev), zap.String("reason", reason))
 	}
 	if eff.Publish != nil {
+		failpoint.Hit(failpoint.BeforeSwap)
 		l.cur.Store(eff.Publish)
 		for _, s := range l.subs {
 			select {
@@ -100,13 +103,6 @@ func (l *Live) Feed(ev Event) (cause string) {
 		l.changed = make(chan struct{})
 	}
 	return eff.Reread
-}
-
-// Heard notes a sign of life of etcd without an event.
-func (l *Live) Heard() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.heard = time.Now()
 }
 
 // State is the core as it is now.

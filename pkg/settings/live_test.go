@@ -17,7 +17,10 @@ import (
 	"go.uber.org/zap"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Fail points, where they are built in, look at their rules for ever.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/imdhq/imd/pkg/failpoint.begin.func1"))
+}
 
 // running runs a Live until the returned function is called.
 func running(l *Live) (stop func()) {

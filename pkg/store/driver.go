@@ -63,7 +63,9 @@ func (d Drivers[S]) Open(ctx context.Context, dsn string, log *zap.Logger) (S, e
 	}
 	s, err := open(ctx, u, log)
 	if err != nil {
-		return none, fmt.Errorf("open %s: %w", u.Redacted(), err)
+		shown := *u
+		shown.RawQuery = "" // it may hold a password too
+		return none, fmt.Errorf("open %s: %w", shown.Redacted(), err)
 	}
 	return s, nil
 }

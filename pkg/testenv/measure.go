@@ -92,7 +92,7 @@ func (n *Node) Command(args ...string) (stdout, stderr string, status int) {
 func (n *Node) Stall() (release func()) {
 	n.t.Helper()
 	var shm string
-	_ = filepath.WalkDir(n.Dir, func(path string, _ fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(n.StoreDir(), func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".db-shm") {
 			shm = path
 		}

@@ -3,7 +3,6 @@ package testenv
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/datadir"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 )
 
@@ -33,7 +33,11 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "imd")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "github.com/imdhq/imd")
+	args := []string{"build", "-trimpath", "-o", path}
+	if failpoint.Built {
+		args = append(args, "-tags", "drill")
+	}
+	cmd := exec.Command("go", append(args, "github.com/imdhq/imd")...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
@@ -59,6 +63,14 @@ type Node struct {
 	// Under is a command that starts the process in its place, such as
 	// {"sh", "-c", `ulimit -n 256; exec "$0" "$@"`}; nil = none.
 	Under []string
+	// Layout is how the roles are spread over processes; "" = that of
+	// IMD_TEST_LAYOUT. A split node is driven through the process that clients
+	// talk to.
+	Layout string
+
+	roles string // "" = all, or what the layout says
+	etcd  string // URL; "" = the one inside the process
+	rest  *rest  // nil unless split
 
 	t    testing.TB
 	cmd  *exec.Cmd
@@ -106,9 +118,28 @@ func (n *Node) Start() {
 	}
 }
 
-// Launch starts the process and does not wait.
+// Launch starts the process, or those of a split node, and does not wait.
 func (n *Node) Launch() error {
-	args := append([]string{"serve", "--roles=all", "--data-dir", n.Dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}, n.Args...)
+	if n.whole() || chosen(n.Args) {
+		return n.launch()
+	}
+	return n.launchSplit()
+}
+
+// launch starts this one process.
+func (n *Node) launch() error {
+	roles := n.roles
+	switch {
+	case roles == "" && n.rest != nil:
+		roles = "gateway,push"
+	case roles == "":
+		roles = "all"
+	}
+	args := []string{"serve", "--roles=" + roles, "--data-dir", n.Dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
+	if n.etcd != "" {
+		args = append(args, "--set", "controlplane.endpoints="+n.etcd, "--set", "peers.listen=127.0.0.1:0")
+	}
+	args = append(args, n.Args...)
 	line := append(append(slices.Clone(n.Under), Binary(n.t)), args...)
 	n.cmd = exec.Command(line[0], line[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
@@ -137,6 +168,11 @@ func (n *Node) Launch() error {
 
 // WaitReady waits until /readyz says yes.
 func (n *Node) WaitReady(limit time.Duration) error {
+	if n.rest != nil {
+		if err := n.rest.back.WaitReady(limit); err != nil {
+			return err
+		}
+	}
 	deadline := time.Now().Add(limit)
 	for {
 		if e, err := datadir.ReadEndpoints(n.Dir); err == nil && e.PID == n.PID() && n.get("http://"+e.Ops+"/readyz") == http.StatusOK {
@@ -171,26 +207,43 @@ func (n *Node) get(url string) int {
 // PID is the process's id.
 func (n *Node) PID() int { return n.cmd.Process.Pid }
 
-// Log is what the process has written so far.
-func (n *Node) Log() string { return n.log.String() }
+// Log is what the process, or those of a split node, have written so far.
+func (n *Node) Log() string {
+	if n.rest != nil {
+		return n.log.String() + n.rest.back.log.String()
+	}
+	return n.log.String()
+}
 
 // Signal sends a signal to the process.
 func (n *Node) Signal(s syscall.Signal) {
 	n.t.Helper()
-	if err := n.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := n.signal(s); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// Kill ends the process as a crash would.
+// Kill ends the process, or those of a split node, as a crash would.
 func (n *Node) Kill() {
 	n.t.Helper()
 	n.Signal(syscall.SIGKILL)
 	<-n.done
+	if n.rest != nil {
+		n.rest.back.Kill()
+	}
 }
 
-// Stop asks the process to stop and returns its exit status.
+// Stop asks the process, or those of a split node, to stop and returns the exit
+// status.
 func (n *Node) Stop() int {
+	n.t.Helper()
+	if n.rest != nil {
+		return n.stopBoth()
+	}
+	return n.stop()
+}
+
+func (n *Node) stop() int {
 	n.t.Helper()
 	n.Signal(syscall.SIGTERM)
 	return n.Wait(45 * time.Second)

@@ -38,9 +38,9 @@ func ready(n *testenv.Node) int {
 // An operator sees a node, keeps work away from it, and makes it stop in order,
 // through any node's registry.
 func TestOperator(t *testing.T) {
-	m := members(t, 1)[0]
-	other := start(t, options{id: "other", urls: []string{m.url}})
-	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.url, "--set", "controlplane.cluster=c", "--set", "controlplane.zone=rack1", "--node-name", "n1")
+	m := testenv.StartEtcd(t, 1).Members[0]
+	other := start(t, options{id: "other", urls: []string{m.URL}})
+	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c", "--set", "controlplane.zone=rack1", "--node-name", "n1")
 	watch := exec.CommandContext(t.Context(), testenv.Binary(t), "nodes", "--watch", "-o", "json", "--data-dir", n.Dir)
 	pipe, err := watch.StdoutPipe()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 )
 
 // childEnv makes the test binary run as a process of followers.
@@ -31,6 +33,8 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(childEnv); text != "" {
 		os.Exit(child(text))
 	}
+	flag.Parse()
+	_ = flag.Set("test.parallel", "4") // most of them wait most of the time; the flag is there and takes numbers
 	os.Exit(m.Run())
 }
 
@@ -39,10 +43,23 @@ func TestMain(m *testing.M) {
 type process struct {
 	*etcd.Driver
 	handle *control.Handle
+	live   *settings.Live
 	node   control.Node
 	ops    *httptest.Server
 	cancel context.CancelFunc
 	done   chan struct{}
+}
+
+// count is the one setting that there is.
+var count = settings.Int("count.n", 3, 0, 1000, "A count.")
+
+// live follows the settings.
+func live(node string) *settings.Live {
+	reg, err := settings.NewRegistry([]string{"gateway"}, settings.Schema{Keys: []settings.Declared{count}})
+	if err != nil {
+		panic(err) // it is declared as it should be
+	}
+	return settings.NewLive(reg, settings.Identity{Node: node}, zap.NewNop())
 }
 
 // options are those of a node, with the usual periods unless change says
@@ -50,6 +67,7 @@ type process struct {
 type options struct {
 	id       string
 	urls     []string
+	cluster  string // "" = c
 	relayed  bool
 	unlisted bool // it only follows
 	change   func(*etcd.Options)
@@ -57,9 +75,15 @@ type options struct {
 
 // launch starts a node and registers it.
 func launch(o options) (*process, error) {
-	p := &process{handle: &control.Handle{}, done: make(chan struct{})}
+	p := &process{handle: &control.Handle{}, live: live(o.id), done: make(chan struct{})}
 	health := etcd.NewHealth()
-	opts := etcd.Options{Cluster: "c", Node: im.NodeID(o.id), Publish: p.handle.SetView, Log: zap.NewNop(), Health: health}
+	if o.cluster == "" {
+		o.cluster = "c"
+	}
+	opts := etcd.Options{
+		Cluster: o.cluster, Node: im.NodeID(o.id), Publish: p.handle.SetView, PublishLeaders: p.handle.SetLeaders,
+		Settings: p.live, Log: zap.NewNop(), Health: health,
+	}
 	if o.relayed {
 		opts.Upstream = relay.NewClient(im.NodeID(o.id), p.handle.View, func() string { return p.Secret() })
 	}
@@ -120,8 +144,8 @@ type job struct {
 	Quick       bool // short leases
 }
 
-// child runs a node that watches etcd and followers that get the registry from
-// such nodes, until its standard input ends. It prints "ready", and then a line
+// child runs followers, and a node of its own unless they get the registry from
+// nodes elsewhere, until its standard input ends. It prints "ready", and then a line
 // for each weight of the node "probe": when the last follower had seen it.
 func child(text string) int {
 	var j job
@@ -133,12 +157,13 @@ func child(text string) int {
 	if j.Quick {
 		o.change = quick
 	}
-	own, err := launch(o)
-	if err != nil {
-		return fail(err)
+	if j.Direct || j.Subscribers == 0 {
+		own, err := launch(o)
+		if err != nil {
+			return fail(err)
+		}
+		defer own.stop()
 	}
-	defer own.stop()
-	eventuallyRelays(own.handle)
 	seen := make(chan int, 1000) // a weight that a follower has seen
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
@@ -179,21 +204,8 @@ func child(text string) int {
 	return 0
 }
 
-// eventuallyRelays waits until the view names nodes that hand the registry on.
-func eventuallyRelays(h *control.Handle) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	for v := h.View(); ctx.Err() == nil; v = h.Next(ctx, v.Serial) {
-		for _, n := range v.Nodes {
-			if n.Relay && n.Ops != "" {
-				return
-			}
-		}
-	}
-}
-
 // spawn starts a child and hands its lines on.
-func spawn(t *testing.T, j job) (*exec.Cmd, <-chan string) {
+func spawn(t testing.TB, j job) (*exec.Cmd, <-chan string) {
 	t.Helper()
 	text, err := json.Marshal(j)
 	if err != nil {

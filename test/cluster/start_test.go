@@ -39,27 +39,27 @@ func ask(n *testenv.Node, path string) (int, string) {
 // without etcd it begins with what it knows, degraded.
 func TestEtcdComesLater(t *testing.T) {
 	t.Parallel()
-	m := members(t, 1)[0]
-	m.kill()
-	n := &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Args: []string{"--set", "controlplane.endpoints=" + m.url, "--set", "controlplane.cluster=c"}}
+	m := testenv.StartEtcd(t, 1).Members[0]
+	m.Kill()
+	n := &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Args: []string{"--set", "controlplane.endpoints=" + m.URL, "--set", "controlplane.cluster=c"}}
 	if err := n.Try(t); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the node names what it waits for", 20*time.Second, func() bool {
 		status, body := ask(n, "/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, m.url+" cannot be reached")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, m.URL+" cannot be reached")
 	})
 	if status, _ := ask(n, "/livez"); status != http.StatusOK {
 		t.Errorf("/livez answers %d", status)
 	}
-	m.start()
-	m.await(20 * time.Second)
+	m.Start()
+	m.Await(20 * time.Second)
 	back := time.Now()
 	eventually(t, "the node is ready", 20*time.Second, func() bool { status, _ := ask(n, "/readyz"); return status == http.StatusOK })
 	if took := time.Since(back); took > 5*time.Second {
 		t.Errorf("ready %v after the return of etcd", took)
 	}
-	other := start(t, options{id: "other", urls: []string{m.url}})
+	other := start(t, options{id: "other", urls: []string{m.URL}})
 	eventually(t, "the nodes see each other", 10*time.Second, func() bool {
 		_, ok := other.handle.View().Node(n.Endpoints().Node)
 		out, _ := imd(t, n, "nodes")
@@ -68,7 +68,7 @@ func TestEtcdComesLater(t *testing.T) {
 	if status := n.Stop(); status != 0 {
 		t.Errorf("the node ended with %d", status)
 	}
-	m.kill()
+	m.Kill()
 	if err := n.Launch(); err != nil {
 		t.Fatal(err)
 	}
@@ -79,8 +79,8 @@ func TestEtcdComesLater(t *testing.T) {
 	if out, status := imd(t, n, "nodes"); status != 0 || !strings.Contains(out, "other") || !strings.Contains(out, "may be old") {
 		t.Errorf("without etcd it knows\n%s", out)
 	}
-	m.start()
-	m.await(20 * time.Second)
+	m.Start()
+	m.Await(20 * time.Second)
 	eventually(t, "all is well again", 20*time.Second, func() bool {
 		_, body := ask(n, "/readyz")
 		return strings.Contains(body, `"ready"`) && !strings.Contains(body, "degraded")

@@ -228,15 +228,15 @@ func TestSlowClients(t *testing.T) {
 		for seen < 2501 {
 			f := well.Take("delivers or heads", func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil || f.GetHead() != nil })
 			// A head above what is here, or a deliver behind a gap: read what is missing.
-			behind := f.GetHead().GetSeq() > seen
+			until := f.GetHead().GetSeq()
 			for _, e := range f.GetDeliver().GetEntries() {
 				if e.PrevSeq <= seen {
 					seen = max(seen, e.Seq)
 				} else {
-					behind = true
+					until = e.Seq
 				}
 			}
-			if behind {
+			for seen < until {
 				p := well.History(&clientv1.History{ConversationId: conv, AfterSeq: seen, Limit: 500})
 				seen = max(seen, p.CompleteTo)
 			}
@@ -397,7 +397,7 @@ func TestRestoredStoreIsNoticed(t *testing.T) {
 			t.Fatal("no clean stop")
 		}
 		backup := t.TempDir()
-		copyDatabase(t, n.Dir, backup)
+		copyDatabase(t, n.StoreDir(), backup)
 		n.Start()
 		a = s.login(t, "ann", "d")
 		if a.Welcome.DataEpoch != before {
@@ -406,7 +406,7 @@ func TestRestoredStoreIsNoticed(t *testing.T) {
 		a.MustSend(testenv.ToUser(s.user("bob"), "lost by the restore"))
 		token := a.Request(syncFrame(&clientv1.Sync{})).GetSyncResult().SyncToken
 		n.Stop()
-		copyDatabase(t, backup, n.Dir)
+		copyDatabase(t, backup, n.StoreDir())
 		n.Start()
 		a = s.login(t, "ann", "d")
 		if a.Welcome.DataEpoch == before {

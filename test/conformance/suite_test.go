@@ -76,6 +76,20 @@ func TestStatements(t *testing.T) {
 	}
 }
 
+// The same with the messages in Postgres, each statement in one encoding.
+func TestStatementsOnPostgres(t *testing.T) {
+	n := testenv.Start(t, testenv.StartPostgres(t, testenv.PostgresOptions{}).Serve(t)...)
+	for i, st := range statements {
+		encs := st.only
+		if encs == nil {
+			encs = []protocol.Encoding{protocol.Encoding(i % 2)}
+		}
+		t.Run(fmt.Sprintf("%02d %s", st.number, st.text), func(t *testing.T) {
+			both(t, n, encs, st.test)
+		})
+	}
+}
+
 // ownNode are the statements tested on nodes of their own, in files of their own.
 var ownNode = []int{8, 13, 18, 20, 23, 34, 35, 36, 37, 38, 39, 40}
 

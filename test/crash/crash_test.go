@@ -54,12 +54,19 @@ func sender(t *testing.T, n *testenv.Node, enc protocol.Encoding, from, to strin
 // A node killed at its work has stored everything it acknowledged, a repeat of
 // any message gets the first answer, and every message is there once, in the
 // order of its sender.
-func TestKilledUnderLoad(t *testing.T) {
+func TestKilledUnderLoad(t *testing.T) { killedUnderLoad(t) }
+
+// The same with the messages in Postgres.
+func TestKilledUnderLoadOnPostgres(t *testing.T) {
+	killedUnderLoad(t, testenv.StartPostgres(t, testenv.PostgresOptions{}).Serve(t)...)
+}
+
+func killedUnderLoad(t *testing.T, flags ...string) {
 	const pairs = 10
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	n := testenv.Start(t, testenv.NoLimits()...)
+	n := testenv.Start(t, append(testenv.NoLimits(), flags...)...)
 	everything := make([][]*sent, pairs)
 	acked := 0
 	for round := range 6 {
@@ -80,6 +87,42 @@ func TestKilledUnderLoad(t *testing.T) {
 		if t.Failed() {
 			t.FailNow()
 		}
+	}
+	t.Logf("%d acknowledged messages, none lost", acked)
+	if acked < 100 {
+		t.Errorf("only %d messages were acknowledged: the load was none", acked)
+	}
+}
+
+// A Postgres that is killed with all its processes under load, and then the node
+// too, have kept everything that was acknowledged; the node outlives the first.
+func TestPostgresKilledUnderLoad(t *testing.T) {
+	const pairs = 2
+	server := testenv.StartPostgres(t, testenv.PostgresOptions{Settings: []string{"fsync=on"}})
+	n := testenv.Start(t, append(testenv.NoLimits(), server.Serve(t)...)...)
+	everything := make([][]*sent, pairs)
+	acked := 0
+	var wg sync.WaitGroup
+	for p := range pairs {
+		wg.Go(func() { sender(t, n, protocol.Encoding(p%2), fmt.Sprint("a", p), fmt.Sprint("b", p), &everything[p]) })
+	}
+	time.Sleep(300 * time.Millisecond)
+	server.Kill()
+	if err := server.Start(); err != nil {
+		t.Fatal(err, server.Log())
+	}
+	if err := n.WaitReady(testenv.ReadyIn); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	n.Kill()
+	wg.Wait()
+	n.Start()
+	for p := range pairs {
+		acked += check(t, n, fmt.Sprint("a", p), fmt.Sprint("b", p), everything[p])
+	}
+	if t.Failed() {
+		t.FailNow()
 	}
 	t.Logf("%d acknowledged messages, none lost", acked)
 	if acked < 100 {

@@ -35,11 +35,19 @@ var mistakes = []mistake{
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
+	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
+	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
+	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6")},
+}
+
+// plane is a drill of the control plane, with few clients.
+func plane(fault, minutes string) []string {
+	return []string{"--layout", "control", "--faults", fault, "--minutes", minutes, "--conns", "20", "--users", "20", "--rate", "20"}
 }
 
 // Each defect is noticed, and without it the same drill finds nothing.
 func TestKnownBad(t *testing.T) {
-	if outcome.Impossible(outcome.Disk) != "" {
+	if outcome.Impossible(outcome.Disk, outcome.AllInOne()) != "" {
 		mistakes[0].args = []string{"--faults", "kill"}
 		mistakes[0].rules = "store.before_commit sleep 20ms"
 	}

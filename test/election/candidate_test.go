@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,7 +37,7 @@ func candidate() error {
 	id := im.NodeID(os.Getenv(nameVar))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	client, err := etcd.Dial(etcd.Endpoints{URLs: []string{os.Getenv(etcdVar)}}, zap.NewNop())
+	client, err := etcd.Dial(etcd.Endpoints{URLs: strings.Split(os.Getenv(etcdVar), ",")}, zap.NewNop())
 	if err != nil {
 		return err
 	}

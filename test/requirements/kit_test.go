@@ -2,6 +2,9 @@ package requirements
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,10 +19,54 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
+func TestMain(m *testing.M) { os.Exit(testenv.Tests{M: m}.Run()) }
+
+// servers says that the nodes of node keep their messages in Postgres and what
+// they remember of sends in Redis, in place of files and memory.
+var servers = os.Getenv("IMD_TEST_STORE") == "postgres"
+
+// stores has the Postgres of each node that has one.
+var stores sync.Map // *testenv.Node -> *testenv.Postgres
+
 // node starts a node with keys set, each key=value.
 func node(t *testing.T, pairs ...string) *testenv.Node {
 	t.Helper()
+	if servers {
+		return onServers(t, pairs...)
+	}
 	return testenv.Start(t, set(pairs...)...)
+}
+
+// onServers starts a node on a Postgres and a Redis of its own.
+func onServers(t *testing.T, pairs ...string) *testenv.Node {
+	t.Helper()
+	p := testenv.StartPostgres(t, testenv.PostgresOptions{})
+	n := &testenv.Node{
+		Dir: filepath.Join(t.TempDir(), "data"), Args: set(append(pairs, "storage.dedup=redis")...),
+		Env: []string{"IMD_STORAGE_POSTGRES=" + p.Database(t) + "&imd_unsafe=yes", "IMD_REDIS_URL=" + testenv.StartRedis(t).URL()},
+	}
+	migrate := exec.Command(testenv.Binary(t), "migrate", "up")
+	migrate.Env = append(os.Environ(), n.Env...)
+	if out, err := migrate.CombinedOutput(); err != nil {
+		t.Fatalf("imd migrate up: %v\n%s", err, out)
+	}
+	stores.Store(n, p)
+	n.Begin(t)
+	return n
+}
+
+// stall makes every commit of a node wait until release is called, which may be
+// called more than once.
+func stall(t *testing.T, n *testenv.Node) (release func()) {
+	t.Helper()
+	p, ok := stores.Load(n)
+	if !ok {
+		return n.Stall()
+	}
+	p.(*testenv.Postgres).Pause()
+	release = sync.OnceFunc(p.(*testenv.Postgres).Resume)
+	t.Cleanup(release)
+	return release
 }
 
 func set(pairs ...string) []string {

@@ -139,7 +139,7 @@ func TestR04NothingIsAcknowledgedThatIsNotStored(t *testing.T) {
 		conns[i].MustSend(testenv.ToUser(fmt.Sprint("b", i), "0"))
 	}
 	rss := n.Resident()
-	release := n.Stall()
+	release := stall(t, n)
 	sends := make([][]*clientv1.Send, clients)
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -200,7 +200,7 @@ func TestR05KilledBetweenAcceptingAndFinishing(t *testing.T) {
 		a := login(t, n, "ann", "d")
 		release := func() {}
 		if round%2 == 0 && round > 0 { // nothing is stored yet when it dies
-			release = n.Stall()
+			release = stall(t, n)
 		}
 		m := testenv.ToUser("bob", fmt.Sprint(round+1))
 		m.ClientMessageId = uuid.NewString()

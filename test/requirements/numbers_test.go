@@ -148,7 +148,7 @@ func TestR10ABurstIntoOneConversation(t *testing.T) {
 	go func() {
 		defer close(stopped)
 		for {
-			release := n.Stall()
+			release := stall(t, n)
 			time.Sleep(200 * time.Millisecond)
 			release()
 			select {

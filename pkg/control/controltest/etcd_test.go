@@ -104,9 +104,12 @@ func address() string {
 
 // fast makes everything happen within seconds.
 func fast(p controltest.Process) etcd.Options {
+	if p.LeaderTTL == 0 {
+		p.LeaderTTL = 2 * time.Second
+	}
 	return etcd.Options{
 		Cluster: p.Cluster, Node: p.Node, Publish: p.Handle.SetView, PublishLeaders: p.Handle.SetLeaders, Log: zap.NewNop(),
-		LeaderTTL: 2 * time.Second, LeaderRenew: 500 * time.Millisecond,
+		LeaderTTL: p.LeaderTTL, LeaderRenew: 500 * time.Millisecond,
 		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Check: 500 * time.Millisecond,
 		WorkerTTL: 30 * time.Second, WorkerRenew: 500 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: 3 * time.Second,
 		Reconcile: 300 * time.Millisecond,

@@ -33,6 +33,8 @@ type Process struct {
 	Cluster string
 	Node    im.NodeID
 	Handle  *control.Handle // gets the views
+	// LeaderTTL is the lease of a leader, whole seconds; 0 = that of the fixture.
+	LeaderTTL time.Duration
 }
 
 // Fixture is one server and the driver under test. Periods should be short: a
@@ -91,12 +93,18 @@ type process struct {
 // own.
 func open(t testing.TB, f Fixture, n control.Node) *process {
 	t.Helper()
+	return openWith(t, f, n, 0)
+}
+
+// openWith does that with a lease of leaders of its own.
+func openWith(t testing.TB, f Fixture, n control.Node, leaderTTL time.Duration) *process {
+	t.Helper()
 	cluster := strings.ReplaceAll(t.Name(), "/", ".")
 	p := &process{
 		t: t, node: n, handle: &control.Handle{}, began: time.Now(), done: make(chan error, 1),
 		key: "/imd/" + cluster + "/nodes/" + string(n.ID),
 	}
-	p.Plane = f.Open(t, Process{Cluster: cluster, Node: n.ID, Handle: p.handle})
+	p.Plane = f.Open(t, Process{Cluster: cluster, Node: n.ID, Handle: p.handle, LeaderTTL: leaderTTL})
 	t.Cleanup(p.stop)
 	if err := p.Load(t.Context()); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,13 @@ type follower struct {
 // follow runs a process with settings on a server at addr.
 func follow(t testing.TB, addr, cluster, node string) follower {
 	t.Helper()
-	reg, err := settings.NewRegistry([]string{"gateway"}, settings.Schema{Keys: []settings.Declared{hotWait, hotCount, hotPair}})
+	return followAs(t, addr, cluster, node, &control.Handle{}, func(*etcd.Options) {})
+}
+
+// followAs does that with options of its own.
+func followAs(t testing.TB, addr, cluster, node string, h *control.Handle, change func(*etcd.Options)) follower {
+	t.Helper()
+	reg, err := settings.NewRegistry([]string{"gateway"}, settings.Schema{Keys: []settings.Declared{hotWait, hotCount, hotPair, hotStep}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,8 +50,9 @@ func follow(t testing.TB, addr, cluster, node string) follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := fast(controltest.Process{Cluster: cluster, Node: im.NodeID(node), Handle: &control.Handle{}})
+	o := fast(controltest.Process{Cluster: cluster, Node: im.NodeID(node), Handle: h})
 	o.Settings = live
+	change(&o)
 	d := etcd.New(c, o)
 	if err := d.Load(t.Context()); err != nil {
 		t.Fatal(err)

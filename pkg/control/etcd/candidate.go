@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -36,7 +37,7 @@ type candidate struct {
 
 	mu      sync.Mutex
 	state   election
-	seen    *table // newest copy of the keys; nil once it was taken in
+	seen    *sight // newest copy of the keys; nil once it was taken in
 	history int    // of the last copy that was taken in
 	idle    bool   // Lead has returned
 	fenced  bool   // and said that an effect was refused
@@ -173,11 +174,11 @@ func (c *candidate) watchOver(s *election) {
 		c.vigil.stop()
 		c.vigil = nil
 	}
-	seen := c.elector.table()
+	seen := c.elector.sight()
 	if s == nil || s.other == 0 || s.create != 0 || s.timing.forced == 0 || seen == nil {
 		return
 	}
-	e, ok := seen.keys[c.key]
+	e, ok := seen.records[c.key]
 	l, err := leaderOf(e)
 	if !ok || err != nil || e.create != s.other {
 		return // not read yet: the next copy has it
@@ -198,7 +199,7 @@ func (c *candidate) poke() {
 }
 
 // notice takes a copy of the keys.
-func (c *candidate) notice(t *table) {
+func (c *candidate) notice(t *sight) {
 	c.mu.Lock()
 	c.seen = t
 	c.mu.Unlock()
@@ -260,7 +261,7 @@ func (c *candidate) do(ctx context.Context, act electionAction) electionEvent {
 	case actLook:
 		ev, err = c.look(ctx)
 	case actForce:
-		ev = c.force(ctx, act)
+		ev, err = c.force(ctx, act)
 	}
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
@@ -323,13 +324,11 @@ func (c *candidate) create(ctx context.Context, act electionAction) (electionEve
 
 // read takes in both keys as a transaction has read them.
 func (c *candidate) read(resp *clientv3.TxnResponse) electionEvent {
-	t := &table{rev: resp.Header.Revision, cluster: resp.Header.ClusterId, keys: map[string]entry{}}
+	var kvs []*mvccpb.KeyValue
 	for _, r := range resp.Responses {
-		for _, kv := range r.GetResponseRange().GetKvs() {
-			t.keys[string(kv.Key)] = entry{kv.CreateRevision, kv.ModRevision, kv.Lease, kv.Value}
-		}
+		kvs = append(kvs, r.GetResponseRange().GetKvs()...)
 	}
-	return c.elector.saw(c.key, t)
+	return c.elector.saw(c.key, &sight{replica: replicaOf(nil, resp.Header.Revision, resp.Header.ClusterId, kvs)})
 }
 
 func (c *candidate) look(ctx context.Context) (electionEvent, error) {
@@ -387,15 +386,15 @@ func (c *candidate) renew(ctx context.Context, act electionAction) (electionEven
 	return electionEvent{kind: evRenewed, sent: sent, ttl: ttl}, err
 }
 
-// force ends the lease of a leader whose process is gone.
-func (c *candidate) force(ctx context.Context, act electionAction) electionEvent {
+// force ends the lease of a leader whose process is gone. An error leaves open
+// whether it did; doing it again does no harm.
+func (c *candidate) force(ctx context.Context, act electionAction) (electionEvent, error) {
 	_, err := c.elector.client.Revoke(ctx, clientv3.LeaseID(act.lease))
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		c.log.Debug("the lease of a dead leader could not be revoked and will expire", zap.Error(err))
-		return electionEvent{kind: evForced}
+		return electionEvent{}, fmt.Errorf("revoke the lease of a dead leader: %w", err)
 	}
 	c.log.Info("the leader's process is gone; taking over")
-	return electionEvent{kind: evForced, ours: err == nil}
+	return electionEvent{kind: evForced, ours: err == nil}, nil
 }
 
 // resign deletes the key, if it is ours, and ends the lease.

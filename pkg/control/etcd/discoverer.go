@@ -182,7 +182,9 @@ func (d *discoverer) probe(ctx context.Context, n control.Node, slots chan struc
 	case <-ctx.Done():
 		return
 	}
+	began := time.Now()
 	r := probeResult{id: n.ID, boot: n.BootID, alive: d.ask(ctx, n)}
+	r.silent = !r.alive && time.Since(began) >= probeGap+probeLimit // a refusal comes sooner
 	<-slots
 	if ctx.Err() != nil {
 		return

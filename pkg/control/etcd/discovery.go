@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 )
 
@@ -15,6 +16,8 @@ const (
 	keepAlive   = time.Minute     // how long such a node is kept
 	guardWindow = 5 * time.Second // absences this close together are judged together
 	guardLeast  = 3               // fewer are no mass, unless they are all of a role
+	heldProbes  = 3               // silent ones that end a held node: everybody probes everybody then
+	heldReprobe = time.Second     // between those
 )
 
 // peerNode is one node as discovery knows it.
@@ -23,6 +26,7 @@ type peerNode struct {
 	since   time.Time    // when it was found absent; zero while it is listed
 	probeAt time.Time    // when it is to be probed; zero = not
 	probing bool         // a probe is under way
+	silent  int          // probes of a held node that got neither an answer nor a refusal
 }
 
 // absence is a node that vanished from the registry without having said so.
@@ -39,7 +43,8 @@ type absence struct {
 //	listed       -> suspect       the record vanished
 //	listed       -> held          so did most of the same role within 5 s
 //	suspect,held -> unregistered  a probe was answered
-//	suspect,held -> gone          no probe was answered, and the registry can be reached
+//	suspect      -> gone          no probe was answered, and the registry can be reached
+//	held         -> gone          a probe was refused, or three got nothing at all
 //	unregistered -> gone          the same, or 60 s have passed
 //	any          -> listed        the record is there
 //
@@ -66,9 +71,10 @@ type discoveryEvent struct {
 
 // probeResult is the end of a probe.
 type probeResult struct {
-	id    im.NodeID
-	boot  string
-	alive bool
+	id     im.NodeID
+	boot   string
+	alive  bool
+	silent bool // not alive, but not refused either: it may be slow, and so may we
 }
 
 // discoveryEffect is what is to be done.
@@ -92,6 +98,9 @@ func (d discovery) step(ev discoveryEvent) (discovery, discoveryEffect) {
 		d.list(*ev.listed, ev.at, &eff)
 	case ev.away != nil:
 		d.away = *ev.away
+		if d.away && failpoint.Bad(failpoint.AbsenceWhileAway) {
+			d.forget(&eff)
+		}
 	case ev.known != nil:
 		d.recall(*ev.known, ev.at, &eff)
 	case ev.probed != nil:
@@ -230,16 +239,22 @@ func (d *discovery) answered(r probeResult, at time.Time, eff *discoveryEffect) 
 	}
 	p.probing = false
 	before := p.node.Standing
+	again := reprobe
+	if before == control.Held && r.silent {
+		p.silent++
+	}
 	switch {
 	case r.alive:
 		p.node.Standing = control.Unregistered
+	case before == control.Held && r.silent && p.silent < heldProbes: // it stays in use
+		again = heldReprobe
 	case d.away:
 		p.node.Standing = control.Suspect
 	default:
 		d.evict(r.id, eff)
 		return
 	}
-	p.probeAt = at.Add(reprobe)
+	p.probeAt = at.Add(again)
 	d.nodes[r.id] = p
 	eff.changed = eff.changed || p.node.Standing != before
 }
@@ -261,6 +276,15 @@ func (d *discovery) evict(id im.NodeID, eff *discoveryEffect) {
 	delete(d.nodes, id)
 	d.evicted++
 	eff.changed = true
+}
+
+// forget evicts all nodes but the own one. It is what a defect does.
+func (d *discovery) forget(eff *discoveryEffect) {
+	for _, id := range slices.Sorted(maps.Keys(d.nodes)) {
+		if id != d.self {
+			d.evict(id, eff)
+		}
+	}
 }
 
 // plan starts the probes that are due and finds when time matters next.

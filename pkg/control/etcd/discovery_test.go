@@ -153,6 +153,34 @@ func TestMassRemovalIsHeldBack(t *testing.T) {
 	p.want(t, "a b c e")
 }
 
+// When all probe all, silence alone proves little: a held node may be silent
+// twice. A refusal is proof at once.
+func TestHeldNodesMayBeSlow(t *testing.T) {
+	p := newPlay()
+	p.list("a", "b", "c", "d", "e")
+	p.list("a", "b")
+	silent := func(id string) {
+		p.do(discoveryEvent{probed: &probeResult{id: im.NodeID(id), boot: "boot-" + id, silent: true}})
+	}
+	again := func(want string) {
+		t.Helper()
+		if e := p.after(heldReprobe); probes(e) != want {
+			t.Errorf("probed are %q, want %q", probes(e), want)
+		}
+	}
+	silent("c")
+	p.probed("d", false)
+	silent("e")
+	p.want(t, "a b c! e!")
+	again("c e")
+	silent("c")
+	p.probed("e", true)
+	p.want(t, "a b c! e+")
+	again("c")
+	silent("c")
+	p.want(t, "a b e+")
+}
+
 func TestSlowLossesAreNoMass(t *testing.T) {
 	p := newPlay()
 	p.list("a", "b", "c", "d", "e", "f")
@@ -313,7 +341,9 @@ func (s *sim) probe() {
 		id := fmt.Sprintf("n%d", i)
 		if end, ok := s.pending[id]; ok && !s.now.Before(end) {
 			delete(s.pending, id)
-			s.probed(id, s.alive[id])
+			s.do(discoveryEvent{probed: &probeResult{
+				id: im.NodeID(id), boot: string(serving(id).BootID), alive: s.alive[id], silent: !s.alive[id] && s.rnd.IntN(3) == 0,
+			}})
 		}
 	}
 }
@@ -335,7 +365,7 @@ func (s *sim) check(t *testing.T, seed uint64) {
 			t.Fatalf("seed %d, %v: %s is %s although it is registered", seed, s.now.Sub(epoch), id, seen[id])
 		case s.alive[id] && !there && s.now.Sub(s.lived[id]) > 20*time.Second && s.out && s.since[id].Before(s.lived[id]) && s.recorded[id]:
 			t.Fatalf("seed %d, %v: %s was lost while etcd was away", seed, s.now.Sub(epoch), id)
-		case !s.alive[id] && there && !s.out && !s.recorded[id] && settled(s.died[id], 4*time.Second) && settled(s.since[id], 4*time.Second):
+		case !s.alive[id] && there && !s.out && !s.recorded[id] && settled(s.died[id], 7*time.Second) && settled(s.since[id], 7*time.Second):
 			t.Fatalf("seed %d, %v: %s died %v ago and is in %q", seed, s.now.Sub(epoch), id, s.now.Sub(s.died[id]), s.shows())
 		}
 	}

@@ -48,7 +48,7 @@ type Options struct {
 	// block. nil = such orders are ignored.
 	Drain func(reason string)
 	// Upstream gives the records in place of etcd, as long as it does; nil = etcd
-	// is followed.
+	// is followed. Candidates of elections follow those in etcd all the same.
 	Upstream control.Feed
 	// StartJitter bounds the pause before the first registration, so that many
 	// nodes that start together come one by one. 0 = none.
@@ -66,6 +66,7 @@ type Options struct {
 	Reconcile   time.Duration // between checks of the view; 60 s
 	Probe       time.Duration // between probes of endpoints; 5 s
 	Patience    time.Duration // with an Upstream that fails; 10 to 15 s
+	Detour      time.Duration // of following etcd then; 60 s
 	LeaderTTL   time.Duration // of a leader's lease, whole seconds; 3 s
 	LeaderRenew time.Duration // between its renewals; 1 s
 	// LeaseOnly switches the fast takeover from dead processes off.
@@ -80,7 +81,7 @@ func (o Options) timing() timing {
 		from time.Duration
 	}{
 		{&t.ttl, o.TTL}, {&t.renew, o.Renew}, {&t.check, o.Check}, {&t.workerTTL, o.WorkerTTL}, {&t.workerRenew, o.WorkerRenew},
-		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.patience, o.Patience}, {&t.start, o.StartJitter},
+		{&t.progress, o.Progress}, {&t.stale, o.Stale}, {&t.reconcile, o.Reconcile}, {&t.probe, o.Probe}, {&t.patience, o.Patience}, {&t.detour, o.Detour}, {&t.start, o.StartJitter},
 	} {
 		if f.from > 0 {
 			*f.to = f.from
@@ -116,17 +117,19 @@ type Driver struct {
 	root       string // of all keys
 	client     *clientv3.Client
 	registrar  *registrar
-	follower   *follower
+	pulse      *pulse
+	follower   *follower   // of the nodes
+	followers  []*follower // of all areas
+	feeds      map[control.Area]*feed
 	discoverer *discoverer
 	leaser     *leaser
-	feed       *feed
 	secret     atomic.Pointer[string]  // what nodes show each other; nil = not known
 	latest     atomic.Pointer[replica] // copy of the registry; nil = none
 	self       atomic.Pointer[marks]   // of the server in this process; nil = not asked
 	drain      sync.Once               // an order to stop is obeyed once
 	elector    *elector
 	locker     *locker
-	settings   *settingsFollower // nil = no settings
+	settings   *follower         // nil = no settings
 	reporter   *settingsReporter // nil = no settings
 	once       sync.Once
 }
@@ -144,50 +147,65 @@ var (
 func New(client *clientv3.Client, o Options) *Driver {
 	t := o.timing()
 	root := "/imd/" + o.Cluster + "/"
-	d := &Driver{opts: o, timing: t, root: root, client: client}
+	d := &Driver{opts: o, timing: t, root: root, client: client, feeds: map[control.Area]*feed{}}
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
 	var file *snapshotFile
 	if o.LastKnown != "" {
 		file = &snapshotFile{path: o.LastKnown, cluster: o.Cluster}
 	}
 	d.discoverer = newDiscoverer(o.Node, o.Publish, file, o.Log)
-	d.follower = newFollower(client, root+"nodes/", t, o.Log)
-	d.follower.upstream = o.Upstream
-	d.follower.noticed, d.follower.away, d.follower.listed = d.registrar.noticed, d.away, d.listed
-	d.feed = newFeed(root + "nodes/")
+	d.pulse = &pulse{etcd: client, every: t.progress}
+	d.follower = d.follow(control.AreaNodes, feedWindow, d.listed, d.discoverer.away)
+	d.follower.read, d.follower.noticed = readNode, d.registrar.noticed
 	d.leaser = newLeaser(client, root+"workers/", o.Node, t, o.Log)
 	publish := o.PublishLeaders
 	if publish == nil {
 		publish = func(*control.Leaders) {}
 	}
-	d.elector = newElector(client, root+"leader/", t, o.electionTiming(), publish, o.Log)
+	d.elector = newElector(client, root+string(control.AreaLeaders)+"/", o.electionTiming(), publish, o.Log)
+	d.follow(control.AreaLeaders, 0, d.elector.took, d.elector.away).own = d.elector.own
 	d.locker = newLocker(client, root, t, d.elector, o.Log)
 	if o.Settings != nil {
-		d.settings = &settingsFollower{etcd: client, prefix: root + "config/", timing: t, live: o.Settings, log: o.Log}
+		sink := &settingsSink{live: o.Settings, prefix: root + string(control.AreaSettings) + "/"}
+		d.settings = d.follow(control.AreaSettings, 0, sink.took, func() {})
+		d.settings.checked = sink.checked
 		d.reporter = &settingsReporter{etcd: client, key: root + "config_status/" + string(o.Node), node: string(o.Node), live: o.Settings, log: o.Log}
 		o.Settings.SetDocuments(&settingsStore{
-			etcd: client, config: root + "config/", history: root + "config_history/", statuses: root + "config_status/",
+			etcd: client, config: d.settings.prefix, history: root + "config_history/", statuses: root + "config_status/",
 		})
 	}
 	return d
 }
 
-// listed takes in a new copy of the registry.
-func (d *Driver) listed(r replica, direct bool) {
-	d.latest.Store(&r)
-	d.discoverer.listed(r.nodes(), r.rev, r.cluster)
-	if direct {
-		d.feed.offer(r)
-	} else {
-		d.feed.withdraw()
+// follow makes the follower of an area and the feed that hands it on.
+func (d *Driver) follow(area control.Area, window time.Duration, took func(update) error, away func()) *follower {
+	f := newFollower(d.client, d.root, area, d.timing, d.pulse, d.opts.Log)
+	out := newFeed(f.prefix, window, area == control.AreaSettings)
+	f.upstream = d.opts.Upstream
+	f.took = func(u update) error {
+		if u.direct {
+			out.offer(u.next, u.events)
+		} else {
+			out.withdraw()
+		}
+		return took(u)
 	}
-	d.obey(r)
+	f.away = func() {
+		out.withdraw()
+		away()
+	}
+	d.followers, d.feeds[area] = append(d.followers, f), out
+	return f
 }
 
-// away takes in that etcd cannot be reached.
-func (d *Driver) away() {
-	d.feed.withdraw()
-	d.discoverer.away()
+// listed takes in a new copy of the nodes.
+func (d *Driver) listed(u update) error {
+	if old := d.latest.Swap(&u.next); old != nil && old.history != u.next.history {
+		d.registrar.doubt() // etcd was restored, and may hold what we said long ago
+	}
+	d.discoverer.listed(u.next.nodes(), u.next.rev, u.next.cluster)
+	d.obey(u.next)
+	return nil
 }
 
 // copied is the latest copy of the registry.
@@ -200,8 +218,12 @@ func (d *Driver) copied() replica {
 
 // Changes answers another process from the copy of this one; see control.Feed.
 // It fails while this process does not follow etcd itself.
-func (d *Driver) Changes(ctx context.Context, at control.Cursor, wait time.Duration) (control.Batch, error) {
-	return d.feed.Changes(ctx, at, wait)
+func (d *Driver) Changes(ctx context.Context, area control.Area, at control.Cursor, wait time.Duration) (control.Batch, error) {
+	f, ok := d.feeds[area]
+	if !ok {
+		return control.Batch{}, errNoFeed
+	}
+	return f.Changes(ctx, at, wait)
 }
 
 // Secret is what nodes of this cluster show each other; "" = not known yet.
@@ -244,7 +266,7 @@ func (d *Driver) Load(ctx context.Context) error {
 	d.follower.lost(err)
 	rev, cluster, known := d.discoverer.recall()
 	if known {
-		d.follower.cur = replica{rev: rev, cluster: cluster}
+		d.follower.cur = replica{read: readNode, rev: rev, cluster: cluster}
 		if s := d.discoverer.learnedBefore(); s != "" {
 			d.secret.Store(&s)
 		}
@@ -276,7 +298,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { d.registrar.run(ctx) })
-	wg.Go(func() { d.follower.run(ctx) })
+	for _, f := range d.followers {
+		wg.Go(func() { f.run(ctx) })
+	}
 	wg.Go(func() { d.discoverer.run(ctx) })
 	wg.Go(func() { d.learn(ctx) })
 	if h := d.opts.Health; h != nil {
@@ -285,9 +309,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	} else if len(d.client.Endpoints()) == 0 {
 		wg.Go(func() { d.inProcess(ctx) })
 	}
-	wg.Go(func() { d.elector.run(ctx) })
-	if d.settings != nil {
-		wg.Go(func() { d.settings.run(ctx) })
+	if d.reporter != nil {
 		wg.Go(func() { d.reporter.run(ctx) })
 	}
 	var err error
@@ -310,7 +332,13 @@ func (d *Driver) Lease(ctx context.Context, usable func(context.Context, int) (b
 func (d *Driver) Stats() control.Stats {
 	var s control.Stats
 	d.registrar.stats(&s)
-	d.follower.stats(&s)
+	for _, f := range d.followers {
+		f.stats(&s)
+	}
+	s.Watches = d.pulse.watches()
+	for _, f := range d.feeds {
+		s.Asking += f.asking()
+	}
 	d.discoverer.stats(&s)
 	if h := d.opts.Health; h != nil {
 		h.stats(&s)
@@ -349,7 +377,9 @@ func (d *Driver) Locks(ctx context.Context) ([]control.LockInfo, error) { return
 func (d *Driver) Close() error {
 	var err error
 	d.once.Do(func() {
-		d.feed.withdraw()
+		for _, f := range d.feeds {
+			f.withdraw()
+		}
 		d.registrar.close()
 		d.leaser.close()
 		d.locker.close()

@@ -52,7 +52,7 @@ const (
 	evProclaimed                        // ours: it was, and has the token now
 	evIdle                              // Lead has returned
 	evRefused                           // the process that made the key create is dead
-	evForced                            // done, or given up
+	evForced                            // done, or there was nothing to do any more
 	evResigned                          // done if ours; else the lease will end by itself
 )
 
@@ -199,8 +199,11 @@ func (s *election) absorb(ev electionEvent) {
 	case evRefused:
 		s.dead = s.create == 0 && ev.create == s.other && s.other != 0 && s.timing.forced > 0 &&
 			(s.forcedAt.IsZero() || ev.at.Sub(s.forcedAt) >= s.timing.forced)
+		if s.dead {
+			s.tryAt = time.Time{}
+		}
 	case evForced:
-		s.dead, s.forcedAt, s.tryAt = false, ev.at, time.Time{}
+		s.dead, s.forcedAt, s.tryAt, s.failures = false, ev.at, time.Time{}, 0
 		if ev.ours {
 			s.forced++
 		}
@@ -331,6 +334,8 @@ func (s *election) next(now time.Time) electionAction {
 		return electionAction{kind: actEnd}
 	case s.create != 0:
 		return s.nextHolding(now)
+	case s.dead && !due(s.tryAt):
+		return electionAction{kind: actWait, until: s.tryAt} // it was tried and failed
 	case s.dead:
 		return electionAction{kind: actForce, lease: s.theirs}
 	case s.other != 0 || s.waits():

@@ -222,8 +222,6 @@ func (w *simWorld) begin(n *simNode, act electionAction) {
 	switch act.kind {
 	case actResign:
 		failed = electionEvent{kind: evResigned}
-	case actForce:
-		failed = electionEvent{kind: evForced}
 	}
 	limit := time.Second
 	if act.kind == actRenew {

@@ -88,6 +88,8 @@ func TestElectionStep(t *testing.T) {
 		{"a dead leader's lease is revoked", []electionEvent{wake, granted, others, {kind: evRefused, create: 80}}, electionAction{kind: actForce, lease: 3}},
 		{"a death that is not the present leader's does not count", []electionEvent{wake, granted, others, {kind: evRefused, create: 70}},
 			electionAction{kind: actWait, until: at(2).Add(48 * time.Second)}},
+		{"a takeover that failed is tried again after a pause", []electionEvent{wake, granted, others, {kind: evRefused, create: 80}, {kind: evFailed, did: actForce, rnd: 0.5}},
+			electionAction{kind: actWait, until: at(4).Add(electionPauses.PauseAt(0, 0.5))}},
 		{"two forced takeovers keep their distance", []electionEvent{wake, granted, others, {kind: evRefused, create: 80}, {kind: evForced, ours: true}, {kind: evSeen, rev: 96, create: 96, lease: 4}, {kind: evRefused, create: 96}},
 			electionAction{kind: actWait, until: at(5).Add(48 * time.Second)}},
 		{"a standby stops at once", []electionEvent{wake, granted, others, {kind: evStop}}, electionAction{kind: actEnd}},

@@ -37,7 +37,7 @@ type departed struct {
 }
 
 // elector runs the elections of one process. The keys of all elections of the
-// cluster are mirrored once.
+// cluster are followed once.
 type elector struct {
 	client  *clientv3.Client
 	prefix  string
@@ -45,33 +45,50 @@ type elector struct {
 	host    string
 	publish func(*control.Leaders)
 	log     *zap.Logger
-	mirror  *mirror
 	http    *http.Client
 	wg      sync.WaitGroup // Lead and vigils
 	known   chan struct{}  // closed when node is set
 
 	mu         sync.Mutex
 	node       control.Node // announced last
-	cur        *table
+	cur        *sight       // nil = nothing was read yet
 	candidates map[string]*candidate
 	past       map[string]control.ElectionStats // of campaigns that ended
 	gone       map[string]departed
 	forget     *time.Timer // publishes again when a leader that has left is to be forgotten
 	closed     bool
+	standing   chan struct{} // closed when the number of candidates becomes 0 or more
 }
 
-func newElector(c *clientv3.Client, prefix string, t timing, et electionTiming, publish func(*control.Leaders), log *zap.Logger) *elector {
-	e := &elector{
+// sight is a copy of the keys of all elections. It is never changed.
+type sight struct {
+	replica
+	stale bool // etcd cannot be reached
+}
+
+func newElector(c *clientv3.Client, prefix string, et electionTiming, publish func(*control.Leaders), log *zap.Logger) *elector {
+	return &elector{
 		client: c, prefix: prefix, timing: et, host: hostName(), publish: publish, log: log,
 		http: newVigilClient(), known: make(chan struct{}), candidates: map[string]*candidate{},
-		past: map[string]control.ElectionStats{}, gone: map[string]departed{},
+		past: map[string]control.ElectionStats{}, gone: map[string]departed{}, standing: make(chan struct{}),
 	}
-	e.mirror = &mirror{etcd: c, prefix: prefix, timing: t, changed: e.changed, log: log}
-	return e
 }
 
-// run mirrors the keys until ctx is done.
-func (e *elector) run(ctx context.Context) { e.mirror.run(ctx) }
+// own reports whether this process must see the keys with its own eyes, which a
+// candidate must: what others hand on comes later, and may not come at all. The
+// channel is closed when that changes.
+func (e *elector) own() (bool, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.candidates) > 0, e.standing
+}
+
+// stand notes that the first candidate came or the last one left. The caller
+// holds mu.
+func (e *elector) stand() {
+	close(e.standing)
+	e.standing = make(chan struct{})
+}
 
 // close waits for what campaigns have started.
 func (e *elector) close() {
@@ -108,7 +125,7 @@ func (e *elector) record(name string) control.Leader {
 	return control.Leader{Name: name, Node: e.node.ID, BootID: e.node.BootID, Address: e.node.Ops, Host: e.host, Since: time.Now().UTC().Truncate(time.Millisecond)}
 }
 
-func (e *elector) table() *table {
+func (e *elector) sight() *sight {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.cur
@@ -146,6 +163,9 @@ func (e *elector) enter(c *candidate) error {
 		return fmt.Errorf("control: this process takes part in the election %q already", c.Name)
 	}
 	e.candidates[c.Name] = c
+	if len(e.candidates) == 1 {
+		e.stand()
+	}
 	c.seen = e.cur
 	return nil
 }
@@ -155,6 +175,9 @@ func (e *elector) leave(c *candidate) {
 	defer e.mu.Unlock()
 	e.past[c.Name] = add(e.past[c.Name], c.stats())
 	delete(e.candidates, c.Name)
+	if len(e.candidates) == 0 {
+		e.stand()
+	}
 }
 
 // ended is closed when this process's term in the election ends; nil if it does
@@ -169,8 +192,24 @@ func (e *elector) ended(name string) <-chan struct{} {
 	return c.leading()
 }
 
-// changed takes in a copy of all keys.
-func (e *elector) changed(t *table) {
+// took takes in a copy of all keys.
+func (e *elector) took(u update) error {
+	e.changed(&sight{replica: u.next})
+	return nil
+}
+
+// away takes in that etcd cannot be reached.
+func (e *elector) away() {
+	e.mu.Lock()
+	cur := e.cur
+	e.mu.Unlock()
+	if cur != nil {
+		e.changed(&sight{replica: cur.replica, stale: true})
+	}
+}
+
+// changed hands a copy of all keys on.
+func (e *elector) changed(t *sight) {
 	e.mu.Lock()
 	e.cur = t
 	all := slices.Collect(maps.Values(e.candidates))
@@ -190,7 +229,7 @@ func (e *elector) show() {
 	}
 	now := time.Now()
 	out := &control.Leaders{Revision: e.cur.rev, Stale: e.cur.stale}
-	for k, kv := range e.cur.keys {
+	for k, kv := range e.cur.records {
 		l, err := leaderOf(kv)
 		name := strings.TrimPrefix(k, e.prefix)
 		if strings.HasSuffix(k, wishSuffix) || err != nil || l.Name != name {
@@ -227,19 +266,19 @@ func (e *elector) show() {
 }
 
 // leaderOf reads the record of a leader.
-func leaderOf(kv entry) (control.Leader, error) {
+func leaderOf(r record) (control.Leader, error) {
 	var l control.Leader
-	err := json.Unmarshal(kv.value, &l)
+	err := json.Unmarshal(r.raw, &l)
 	return l, err
 }
 
 // saw says what a copy of the keys means to a candidate of this process.
-func (e *elector) saw(key string, t *table) electionEvent {
-	k := t.keys[key]
+func (e *elector) saw(key string, t *sight) electionEvent {
+	k := t.records[key]
 	ev := electionEvent{kind: evSeen, rev: t.rev, create: k.create, lease: k.lease, cluster: clusterID(t.cluster)}
-	raw, ok := t.keys[key+wishSuffix]
+	raw, ok := t.records[key+wishSuffix]
 	var w wish
-	if !ok || json.Unmarshal(raw.value, &w) != nil {
+	if !ok || json.Unmarshal(raw.raw, &w) != nil {
 		return ev
 	}
 	e.mu.Lock()
@@ -274,7 +313,7 @@ func (e *elector) transfer(ctx context.Context, name string, to im.NodeID) (cont
 		return control.Leader{}, fmt.Errorf("election %q: %w", name, control.ErrNoLeader)
 	}
 	kv := resp.Kvs[0]
-	l, err := leaderOf(entry{value: kv.Value})
+	l, err := leaderOf(record{raw: kv.Value})
 	if err == nil && to != "" && l.Node == to {
 		return l, nil
 	}

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -8,48 +9,66 @@ import (
 	"sync"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/imdhq/imd/pkg/control"
 )
 
 const (
-	feedWindow = 100 * time.Millisecond // changes this close together are told together
-	feedDepth  = 256                    // deletions that are remembered
+	feedWindow = 100 * time.Millisecond // changes of nodes this close together are told together
+	feedDepth  = 256                    // changes that are remembered
+	feedBytes  = 1 << 20                // of their keys and values
 )
 
 // errNoFeed is the answer while this process does not follow etcd itself.
 var errNoFeed = errors.New("control: this node does not follow etcd at the moment")
 
-// feed answers subscribers from the copy that the watch keeps. It holds nothing
-// for a subscriber but its waiting call: one that is too far behind gets all
-// records.
+// feed answers subscribers of one area from the copy that the watch keeps. It
+// holds nothing for a subscriber but its waiting call: one that is too far behind
+// gets all records.
 type feed struct {
 	prefix string
+	window time.Duration
+	every  bool // each change is told by itself; else the newest of each key
 
 	mu      sync.Mutex
 	has     bool
-	shown   replica // what subscribers see
-	newest  replica // what they see at the end of the window
-	horizon int64   // changes since this revision and later are known
-	gone    []deletion
+	shown   replica  // what subscribers see
+	newest  replica  // what they see at the end of the window
+	horizon int64    // changes since this revision and later are known
+	past    []change // by revision; without every, only deletions
+	bytes   int      // of past
+	waiting int
 	changed chan struct{} // closed when shown changes
 	last    time.Time     // of the last change of shown
 	timer   *time.Timer   // ends the window; nil = none runs
 }
 
-// deletion is a key that went, and the revision by which it was gone.
-type deletion struct {
-	key string
-	rev int64
+// change is what became of a key, and the revision by which it did.
+type change struct {
+	key  string
+	rev  int64
+	rec  record
+	gone bool
 }
 
-func newFeed(prefix string) *feed { return &feed{prefix: prefix, changed: make(chan struct{})} }
+func (c change) size() int { return len(c.key) + len(c.rec.raw) }
 
-// offer takes in a new copy.
-func (f *feed) offer(next replica) {
+// newFeed makes a feed of the keys below prefix. Changes within window are told
+// together; every tells each change by itself, and wants no window.
+func newFeed(prefix string, window time.Duration, every bool) *feed {
+	return &feed{prefix: prefix, window: window, every: every, changed: make(chan struct{})}
+}
+
+// offer takes in a new copy, and the events that led to it; none if all was read.
+func (f *feed) offer(next replica, events []*clientv3.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.every && f.has {
+		f.record(next, events)
+	}
 	f.newest = next
-	wait := feedWindow - time.Since(f.last)
+	wait := f.window - time.Since(f.last)
 	switch {
 	case f.timer != nil: // it will show what is newest
 	case !f.has || wait <= 0:
@@ -65,6 +84,41 @@ func (f *feed) offer(next replica) {
 		})
 	}
 }
+
+// record remembers the events. Changes whose events were missed are not known
+// one by one. The caller holds mu.
+func (f *feed) record(next replica, events []*clientv3.Event) {
+	if len(events) == 0 && next.differences(f.shown) > 0 {
+		f.forget(next.rev)
+		return
+	}
+	for _, ev := range events {
+		if ev.Kv.ModRevision > f.shown.rev {
+			c := change{key: string(ev.Kv.Key), rev: ev.Kv.ModRevision, gone: ev.Type == clientv3.EventTypeDelete}
+			if !c.gone {
+				c.rec = next.parse(ev.Kv)
+			}
+			f.remember(c)
+		}
+	}
+}
+
+// remember adds a change, within the bounds. The caller holds mu.
+func (f *feed) remember(c change) {
+	f.past = append(f.past, c)
+	f.bytes += c.size()
+	n := 0
+	for len(f.past)-n > feedDepth || f.bytes > feedBytes && n < len(f.past) {
+		f.horizon, f.bytes = f.past[n].rev, f.bytes-f.past[n].size()
+		n++
+	}
+	if n > 0 {
+		f.past = slices.Clone(f.past[n:])
+	}
+}
+
+// forget begins anew at a revision. The caller holds mu.
+func (f *feed) forget(rev int64) { f.past, f.bytes, f.horizon = nil, 0, rev }
 
 // withdraw ends all answers until the next offer: the copy may be old.
 func (f *feed) withdraw() {
@@ -84,17 +138,14 @@ func (f *feed) withdraw() {
 // show makes the newest copy visible. The caller holds mu.
 func (f *feed) show() {
 	next := f.newest
-	if !f.has || next.cluster != f.shown.cluster || next.rev < f.shown.rev {
-		f.gone, f.horizon = nil, next.rev
-	} else {
+	switch {
+	case !f.has || next.cluster != f.shown.cluster || next.rev < f.shown.rev:
+		f.forget(next.rev)
+	case !f.every:
 		for k := range f.shown.records {
 			if _, ok := next.records[k]; !ok {
-				f.gone = append(f.gone, deletion{k, next.rev})
+				f.remember(change{key: k, rev: next.rev, gone: true})
 			}
-		}
-		if extra := len(f.gone) - feedDepth; extra > 0 {
-			f.horizon = f.gone[extra-1].rev
-			f.gone = slices.Clone(f.gone[extra:])
 		}
 	}
 	f.has, f.shown, f.last = true, next, time.Now()
@@ -108,6 +159,8 @@ func (f *feed) wake() {
 
 // Changes answers one subscriber; see control.Feed.
 func (f *feed) Changes(ctx context.Context, at control.Cursor, wait time.Duration) (control.Batch, error) {
+	f.asked(1)
+	defer f.asked(-1)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
@@ -115,7 +168,7 @@ func (f *feed) Changes(ctx context.Context, at control.Cursor, wait time.Duratio
 		switch {
 		case !ok:
 			return control.Batch{}, errNoFeed
-		case b.Full, len(b.Put) > 0, len(b.Deleted) > 0, ctx.Err() != nil:
+		case b.Full, len(b.Records) > 0, ctx.Err() != nil:
 			return b, nil
 		}
 		select {
@@ -123,6 +176,19 @@ func (f *feed) Changes(ctx context.Context, at control.Cursor, wait time.Duratio
 		case <-ctx.Done():
 		}
 	}
+}
+
+func (f *feed) asked(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waiting += n
+}
+
+// asking is how many calls wait.
+func (f *feed) asking() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waiting
 }
 
 // since is what a subscriber at a cursor lacks.
@@ -134,18 +200,30 @@ func (f *feed) since(at control.Cursor) (b control.Batch, changed <-chan struct{
 	}
 	b.Cursor = control.Cursor{Revision: f.shown.rev, Cluster: f.shown.cluster}
 	b.Full = at.Revision == 0 || at.Cluster != b.Cluster || at.Revision < f.horizon || at.Revision > b.Revision
-	for k, r := range f.shown.records {
-		if b.Full || r.mod > at.Revision {
-			b.Put = append(b.Put, control.Record{Key: strings.TrimPrefix(k, f.prefix), Value: r.raw, Revision: r.mod, Lease: r.lease})
-		}
-	}
-	slices.SortFunc(b.Put, func(x, y control.Record) int { return strings.Compare(x.Key, y.Key) })
-	if !b.Full {
-		for _, g := range f.gone {
-			if _, back := f.shown.records[g.key]; g.rev > at.Revision && !back {
-				b.Deleted = append(b.Deleted, strings.TrimPrefix(g.key, f.prefix))
+	if b.Full || !f.every {
+		for k, r := range f.shown.records {
+			if b.Full || r.mod > at.Revision {
+				b.Records = append(b.Records, f.told(change{key: k, rev: r.mod, rec: r}))
 			}
 		}
 	}
+	if !b.Full {
+		for _, c := range f.past {
+			if _, back := f.shown.records[c.key]; c.rev > at.Revision && (f.every || !back) {
+				b.Records = append(b.Records, f.told(c))
+			}
+		}
+	}
+	slices.SortStableFunc(b.Records, func(x, y control.Record) int {
+		return cmp.Or(cmp.Compare(x.Revision, y.Revision), strings.Compare(x.Key, y.Key))
+	})
 	return b, f.changed, true
+}
+
+// told is a change as subscribers get it.
+func (f *feed) told(c change) control.Record {
+	return control.Record{
+		Key: strings.TrimPrefix(c.key, f.prefix), Value: c.rec.raw, Revision: c.rev, Gone: c.gone,
+		Created: c.rec.create, Version: c.rec.version, Lease: c.rec.lease,
+	}
 }

@@ -287,12 +287,13 @@ func (h *held) predecessor(ctx context.Context) (key string, rev int64, err erro
 	return string(resp.Kvs[0].Key), resp.Header.Revision, nil
 }
 
-// gone waits until the key is deleted, the watch breaks, or some time is over;
-// the caller reads the queue again in each case.
+// gone waits until the key, which was there at rev, is deleted, the watch breaks,
+// or some time is over; the caller reads the queue again in each case. Like
+// follower.follow it watches from a revision that is reached.
 func (h *held) gone(ctx context.Context, key string, rev int64) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), watchLimit)
 	defer cancel()
-	events := h.locker.client.Watch(ctx, key, clientv3.WithRev(rev+1), clientv3.WithFilterPut())
+	events := h.locker.client.Watch(ctx, key, clientv3.WithRev(rev), clientv3.WithFilterPut())
 	for {
 		select {
 		case resp, ok := <-events:

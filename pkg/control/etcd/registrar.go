@@ -200,6 +200,14 @@ func (r *registrar) noticed(ev *clientv3.Event) {
 	r.poke()
 }
 
+// doubt makes it look at the own key now.
+func (r *registrar) doubt() {
+	r.mu.Lock()
+	r.nudged = true
+	r.mu.Unlock()
+	r.poke()
+}
+
 func (r *registrar) poke() {
 	select {
 	case r.wake <- struct{}{}:

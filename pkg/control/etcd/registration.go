@@ -28,7 +28,7 @@ type timing struct {
 
 var defaults = timing{
 	ttl: 10 * time.Second, renew: 3 * time.Second, margin: time.Second, retry: 500 * time.Millisecond,
-	heal: 500 * time.Millisecond, check: time.Minute,
+	heal: 2 * time.Second, check: time.Minute,
 	workerTTL: time.Minute, workerRenew: 20 * time.Second, workerSafe: 10 * time.Second,
 	progress: 5 * time.Second, stale: 15 * time.Second, reconcile: time.Minute, probe: probePeriod,
 	patience: 10 * time.Second, detour: time.Minute,

@@ -49,7 +49,7 @@ func TestStep(t *testing.T) {
 		{name: "a failed renewal is repeated with the same lease after half a second", events: []event{announced, granted, wrote, wake, wake, {kind: evFailed, did: actRenew}},
 			want: action{kind: actWait, until: epoch.Add(5500 * time.Millisecond)}},
 		{name: "a lease that etcd does not know is replaced after a short pause", events: []event{announced, granted, wrote, {kind: evLeaseGone, rnd: 0.5}},
-			want: action{kind: actWait, until: epoch.Add(3250 * time.Millisecond)}},
+			want: action{kind: actWait, until: epoch.Add(4 * time.Second)}},
 		{name: "a new announcement is written over the last", events: []event{announced, granted, wrote, {kind: evAnnounced, gen: 2}},
 			want: action{kind: actPut, lease: 7, rev: 100}},
 		{name: "what was announced during a put went with it", events: []event{announced, granted, {kind: evWrote, gen: 2, rev: 100}},

@@ -16,9 +16,13 @@ import (
 
 // record is one key as it was read.
 type record struct {
-	mod   int64 // revision of its last change
-	lease leaseID
-	raw   []byte
+	create, mod int64 // revisions of its creation and of its last change
+	version     int64 // 1 at its creation, then one more with each change
+	lease       leaseID
+	raw         []byte
+
+	// What a copy of the nodes makes of it:
+
 	kind  recordKind
 	node  control.Node // of a recordNode
 	order order        // of the others
@@ -47,25 +51,43 @@ const (
 	drainSuffix  = "/drain"
 )
 
-// replica is a copy of all records at one revision. It is never changed; the
-// methods make new ones.
+// reader makes a record of a key.
+type reader func(*mvccpb.KeyValue) record
+
+// replica is a copy of all records of an area at one revision. It is never
+// changed; the methods make new ones.
 type replica struct {
+	read    reader // nil = plain
 	rev     int64
 	cluster uint64 // id of the etcd cluster
+	history int    // rises when etcd was found with another history; revisions begin anew
 	records map[string]record
 }
 
 // replicaOf is the copy that a full read gives.
-func replicaOf(rev int64, cluster uint64, kvs []*mvccpb.KeyValue) replica {
-	r := replica{rev: rev, cluster: cluster, records: make(map[string]record, len(kvs))}
+func replicaOf(read reader, rev int64, cluster uint64, kvs []*mvccpb.KeyValue) replica {
+	r := replica{read: read, rev: rev, cluster: cluster, records: make(map[string]record, len(kvs))}
 	for _, kv := range kvs {
-		r.records[string(kv.Key)] = read(kv)
+		r.records[string(kv.Key)] = r.parse(kv)
 	}
 	return r
 }
 
-func read(kv *mvccpb.KeyValue) record {
-	r := record{mod: kv.ModRevision, lease: kv.Lease, raw: kv.Value}
+func (r replica) parse(kv *mvccpb.KeyValue) record {
+	if r.read == nil {
+		return plain(kv)
+	}
+	return r.read(kv)
+}
+
+// plain takes a key as it is.
+func plain(kv *mvccpb.KeyValue) record {
+	return record{create: kv.CreateRevision, mod: kv.ModRevision, version: kv.Version, lease: kv.Lease, raw: kv.Value, ok: true}
+}
+
+// readNode takes a key as what a node or an operator wrote.
+func readNode(kv *mvccpb.KeyValue) record {
+	r := plain(kv)
 	key := string(kv.Key)
 	switch {
 	case strings.HasSuffix(key, cordonSuffix):
@@ -84,7 +106,8 @@ func read(kv *mvccpb.KeyValue) record {
 // apply takes in the events of one watch answer, which holds whole revisions.
 // Events that the copy has already are left out.
 func (r replica) apply(events []*clientv3.Event) replica {
-	next := replica{rev: r.rev, cluster: r.cluster, records: maps.Clone(r.records)}
+	next := r
+	next.records = maps.Clone(r.records)
 	for _, ev := range events {
 		if ev.Kv.ModRevision <= r.rev {
 			continue
@@ -94,7 +117,7 @@ func (r replica) apply(events []*clientv3.Event) replica {
 			delete(next.records, string(ev.Kv.Key))
 			continue
 		}
-		next.records[string(ev.Kv.Key)] = read(ev.Kv)
+		next.records[string(ev.Kv.Key)] = r.parse(ev.Kv)
 	}
 	return next
 }
@@ -146,19 +169,31 @@ func (r replica) drain(prefix string, id im.NodeID) (order, bool) {
 	return rec.order, ok && rec.ok
 }
 
-// take makes a copy that has a batch of a feed.
-func (r replica) take(prefix string, b control.Batch) replica {
-	next := replica{rev: b.Revision, cluster: b.Cluster, records: map[string]record{}}
-	if !b.Full {
-		maps.Copy(next.records, r.records)
+// take makes a copy that has a batch of a feed, and the events that led to it;
+// none if the batch holds all records.
+func (r replica) take(prefix string, b control.Batch) (replica, []*clientv3.Event) {
+	if b.Full {
+		kvs := make([]*mvccpb.KeyValue, 0, len(b.Records))
+		for _, one := range b.Records {
+			kvs = append(kvs, keyValue(prefix, one))
+		}
+		next := replicaOf(r.read, b.Revision, b.Cluster, kvs)
+		next.history = r.history
+		return next, nil
 	}
-	for _, k := range b.Deleted {
-		delete(next.records, prefix+k)
+	events := make([]*clientv3.Event, 0, len(b.Records))
+	for _, one := range b.Records {
+		ev := &clientv3.Event{Type: clientv3.EventTypePut, Kv: keyValue(prefix, one)}
+		if one.Gone {
+			ev.Type = clientv3.EventTypeDelete
+		}
+		events = append(events, ev)
 	}
-	for _, p := range b.Put {
-		next.records[prefix+p.Key] = read(&mvccpb.KeyValue{Key: []byte(prefix + p.Key), Value: p.Value, ModRevision: p.Revision, Lease: p.Lease})
-	}
-	return next
+	return r.apply(events).reached(b.Revision), events
+}
+
+func keyValue(prefix string, r control.Record) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{Key: []byte(prefix + r.Key), Value: r.Value, CreateRevision: r.Created, ModRevision: r.Revision, Version: r.Version, Lease: r.Lease}
 }
 
 // verdict says what to do with a full read.

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -19,64 +20,79 @@ const (
 // feedPauses are between questions that failed.
 var feedPauses = backoff.Policy{Base: 100 * time.Millisecond, Max: time.Second}
 
-// subscribe keeps the copy current from the upstream, until that has failed for
-// longer than patience or ctx is done. Once in a while it asks for everything
-// and compares, as a watch is checked.
-func (f *follower) subscribe(ctx context.Context) {
+// subscribe keeps the copy current from the upstream, until ctx is done, until is
+// closed, or the upstream has failed for longer than patience, which it reports.
+// Once in a while it asks for everything and compares, as a watch is checked.
+func (f *follower) subscribe(ctx context.Context, until <-chan struct{}) (failed bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer cancelled(cancel, until)()
+	f.direct = false
 	patience := f.timing.patience + time.Duration(rand.Float64()*float64(f.timing.patience/2))
 	good, attempt := time.Now(), 0
 	check := time.Now().Add(backoff.Spread(f.timing.reconcile, 0.2, rand.Float64()))
+	whole := f.cur.records == nil
 	for ctx.Err() == nil {
-		at := control.Cursor{Revision: f.cur.rev, Cluster: f.cur.cluster}
-		whole := f.cur.records == nil || !time.Now().Before(check)
-		if whole {
-			at = control.Cursor{}
+		due := !time.Now().Before(check)
+		b, err := f.poll(ctx, whole || due)
+		if err == nil {
+			err = f.accept(b, due)
 		}
-		b, err := f.poll(ctx, at)
-		if err == nil && f.accept(b, whole) {
-			good, attempt = time.Now(), 0
-			if whole {
+		if err == nil {
+			good, attempt, whole = time.Now(), 0, false
+			if due {
 				check = time.Now().Add(backoff.Spread(f.timing.reconcile, 0.2, rand.Float64()))
 			}
 			continue
 		}
-		if ctx.Err() != nil || time.Since(good) > patience {
-			return
+		if ctx.Err() != nil {
+			return false
+		}
+		if time.Since(good) > patience {
+			return true
+		}
+		if r := (*resyncError)(nil); errors.As(err, &r) {
+			whole = true
 		}
 		f.log.Debug("the registry could not be had from another node", zap.Error(err))
 		_ = feedPauses.Sleep(ctx, attempt) // the loop looks at ctx
 		attempt++
 	}
+	return false
 }
 
-func (f *follower) poll(ctx context.Context, at control.Cursor) (control.Batch, error) {
+// poll asks the upstream for what changed, or for everything.
+func (f *follower) poll(ctx context.Context, whole bool) (control.Batch, error) {
+	at := control.Cursor{Revision: f.cur.rev, Cluster: f.cur.cluster}
+	if whole {
+		at = control.Cursor{}
+	}
 	ctx, cancel := context.WithTimeout(ctx, feedWait+feedGrace)
 	defer cancel()
-	return f.upstream.Changes(ctx, at, feedWait)
+	return f.upstream.Changes(ctx, f.area, at, feedWait)
 }
 
+// errLags says that the answering node is behind what we have.
+var errLags = errors.New("the node that answered is behind")
+
 // accept takes in a batch, unless it is from a node that is behind what we have.
-func (f *follower) accept(b control.Batch, whole bool) bool {
-	switch f.cur.judge(b.Revision, b.Cluster, f.behind) {
+// However often that happens, only etcd itself can tell that it went back.
+func (f *follower) accept(b control.Batch, check bool) error {
+	switch f.cur.judge(b.Revision, b.Cluster, 0) {
 	case ignoreIt:
-		f.behind++
-		return false
+		return errLags
 	case rebuild:
 		if !b.Full {
-			return false
+			return &resyncError{cause: control.ResyncRestored}
 		}
 		f.count(&resyncError{cause: control.ResyncRestored})
+		f.cur.history++
 	}
-	f.behind = 0
-	next := f.cur.take(f.prefix, b)
-	if whole && f.cur.records != nil && next.rev == f.cur.rev && next.cluster == f.cur.cluster {
-		if n := f.cur.differences(next); n > 0 {
-			f.mu.Lock()
-			f.drift += uint64(n)
-			f.mu.Unlock()
-			f.count(&resyncError{cause: control.ResyncDrift})
+	next, events := f.cur.take(f.prefix, b)
+	if check && f.cur.records != nil && next.rev == f.cur.rev && next.cluster == f.cur.cluster {
+		if err := f.compare(next); err != nil {
+			f.count(err)
 		}
 	}
-	f.set(next)
-	return true
+	return f.set(update{next: next, events: events, whole: b.Full})
 }

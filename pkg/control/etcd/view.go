@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,17 +24,38 @@ type lister interface {
 	RequestProgress(ctx context.Context) error
 }
 
-// follower keeps a copy of the records below a prefix and publishes it. One
+// update is a new copy and what led to it.
+type update struct {
+	next replica
+	// events are what changed, by rising revision; none if all was read or only
+	// the revision moved.
+	events []*clientv3.Event
+	whole  bool // all was read
+	direct bool // from etcd itself
+}
+
+// follower keeps a copy of the records of an area and hands it on. One
 // goroutine, run, changes it.
 type follower struct {
-	etcd     lister
-	prefix   string
-	timing   timing
-	listed   func(r replica, direct bool) // gets each new copy; direct = from etcd itself
-	away     func()                       // is told when etcd cannot be reached
-	noticed  func(*clientv3.Event)        // sees every event
+	etcd   lister
+	area   control.Area
+	prefix string
+	timing timing
+	pulse  *pulse
+	read   reader // nil = plain
+	// took gets each new copy. An error means that it cannot be right, and that all
+	// must be read again.
+	took func(update) error
+	// checked gets what etcd has at the revision of the copy, once a minute. An error
+	// means what that of took does.
+	checked  func(replica) error
+	away     func()                // is told when etcd cannot be reached
+	noticed  func(*clientv3.Event) // sees every event of etcd itself
 	log      *zap.Logger
 	upstream control.Feed // asked in place of etcd; nil = etcd is
+	// own reports whether etcd is to be followed although there is an upstream, and
+	// a channel that is closed when that changes; nil = it is not.
+	own func() (bool, <-chan struct{})
 
 	direct bool // cur comes from etcd itself
 	cur    replica
@@ -50,10 +72,12 @@ type follower struct {
 	why    error // of the last failure to read; nil after a success
 }
 
-func newFollower(etcd lister, prefix string, t timing, log *zap.Logger) *follower {
+// newFollower follows the keys of an area below root.
+func newFollower(etcd lister, root string, area control.Area, t timing, p *pulse, log *zap.Logger) *follower {
 	return &follower{
-		etcd: etcd, prefix: prefix, timing: t, log: log,
-		direct: true, listed: func(replica, bool) {}, away: func() {}, noticed: func(*clientv3.Event) {},
+		etcd: etcd, area: area, prefix: root + string(area) + "/", timing: t, pulse: p, log: log.With(zap.String("area", string(area))), direct: true,
+		took: func(update) error { return nil }, checked: func(replica) error { return nil },
+		away: func() {}, noticed: func(*clientv3.Event) {}, own: func() (bool, <-chan struct{}) { return false, nil },
 		resync: make(map[string]uint64),
 	}
 }
@@ -77,20 +101,53 @@ func (e *resyncError) Error() string {
 // Unwrap gives what etcd said.
 func (e *resyncError) Unwrap() error { return e.err }
 
-// run keeps the copy current until ctx is done.
+// run keeps the copy current until ctx is done: from the upstream if there is
+// one, and from etcd while that fails or own says so.
 func (f *follower) run(ctx context.Context) {
-	for f.upstream != nil && ctx.Err() == nil {
-		f.direct = false
-		f.subscribe(ctx)
-		detour, cancel := context.WithTimeout(ctx, backoff.Spread(f.timing.detour, 0.2, rand.Float64()))
-		f.log.Warn("no node hands the registry on; following etcd for a while")
+	if f.upstream == nil {
+		f.attend(ctx)
+		return
+	}
+	for ctx.Err() == nil {
+		own, changed := f.own()
+		if own {
+			f.attendFor(ctx, 0, changed)
+			continue
+		}
+		if f.subscribe(ctx, changed) {
+			f.log.Warn("no node hands the registry on; following etcd for a while")
+			f.attendFor(ctx, backoff.Spread(f.timing.detour, 0.2, rand.Float64()), nil)
+		}
+	}
+}
+
+// attendFor follows etcd itself for some time, 0 = without end, or until a
+// channel is closed.
+func (f *follower) attendFor(ctx context.Context, d time.Duration, until <-chan struct{}) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if d > 0 {
+		defer time.AfterFunc(d, cancel).Stop()
+	}
+	defer cancelled(cancel, until)()
+	if !f.direct {
 		f.cur.records = nil // read all
 		f.direct = true
-		f.attend(detour)
-		cancel()
 	}
-	f.direct = true
 	f.attend(ctx)
+}
+
+// cancelled calls cancel when a channel is closed, until stop is called.
+func cancelled(cancel context.CancelFunc, when <-chan struct{}) (stop func()) {
+	quit := make(chan struct{})
+	go func() {
+		select {
+		case <-when:
+			cancel()
+		case <-quit:
+		}
+	}()
+	return func() { close(quit) }
 }
 
 // attend follows etcd itself until ctx is done.
@@ -105,7 +162,7 @@ func (f *follower) attend(ctx context.Context) {
 				return
 			}
 			f.lost(err)
-			f.log.Warn("the cluster view cannot be read; keeping the last one", zap.Int("attempt", attempt), zap.Error(err))
+			f.log.Warn("the registry cannot be read; keeping the last copy", zap.Int("attempt", attempt), zap.Error(err))
 			_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
 			attempt++
 			continue
@@ -137,20 +194,21 @@ func (f *follower) load(ctx context.Context) error {
 		return fmt.Errorf("etcd answered at revision %d, which is behind %d", h.Revision, f.cur.rev)
 	case rebuild:
 		f.count(&resyncError{cause: control.ResyncRestored})
+		f.cur.history++
 	}
 	f.behind = 0
-	next := replicaOf(h.Revision, h.ClusterId, resp.Kvs)
-	f.log.Debug("cluster view read", zap.Int64("rev", next.rev), zap.Int("changed", f.cur.differences(next)))
+	next := replicaOf(f.read, h.Revision, h.ClusterId, resp.Kvs)
+	next.history = f.cur.history
+	f.log.Debug("registry read", zap.Int64("rev", next.rev), zap.Int("changed", f.cur.differences(next)))
 	for k, rec := range next.records {
 		if !rec.ok {
-			f.log.Warn("a node record cannot be read and is left out", zap.String("key", k))
+			f.log.Warn("a record cannot be read and is left out", zap.String("key", k))
 		}
 	}
 	f.mu.Lock()
 	f.newest = h.Revision // may be lower than before after a restore
 	f.mu.Unlock()
-	f.set(next)
-	return nil
+	return f.set(update{next: next, whole: true})
 }
 
 func (f *follower) get(ctx context.Context, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -160,14 +218,15 @@ func (f *follower) get(ctx context.Context, opts ...clientv3.OpOption) (*clientv
 }
 
 // follow applies changes from the copy's revision on until something calls for
-// reading everything again.
+// reading everything again. It watches from the revision that the copy has and
+// not from the next one: etcd gives no sign of life to a watch whose first
+// revision is yet to come, nor to any other watch of its stream.
 func (f *follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev+1),
+	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
-	ask := time.NewTimer(f.timing.progress)
-	defer ask.Stop()
+	defer f.pulse.join()()
 	silence := time.NewTimer(f.timing.stale)
 	defer silence.Stop()
 	verify := time.NewTimer(backoff.Spread(f.timing.reconcile, 0.2, rand.Float64()))
@@ -182,12 +241,6 @@ func (f *follower) follow(ctx context.Context) error {
 				return err
 			}
 			silence.Reset(f.timing.stale)
-			ask.Reset(f.timing.progress) // one answer serves every watch of the stream
-		case <-ask.C:
-			if err := f.ask(ctx); err != nil {
-				return err
-			}
-			ask.Reset(f.timing.progress)
 		case <-silence.C:
 			f.lost(errSilent)
 			return &resyncError{cause: control.ResyncStale, err: errSilent}
@@ -214,27 +267,17 @@ func (f *follower) hear(resp clientv3.WatchResponse) error {
 		return &resyncError{cause: control.ResyncRestored}
 	}
 	f.saw(resp.Header.Revision)
+	events := slices.DeleteFunc(resp.Events, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision <= f.cur.rev })
 	switch {
-	case len(resp.Events) > 0:
-		for _, ev := range resp.Events {
+	case len(events) > 0:
+		for _, ev := range events {
 			f.noticed(ev)
 		}
-		f.set(f.cur.apply(resp.Events))
+		return f.set(update{next: f.cur.apply(events), events: events})
 	case resp.IsProgressNotify():
-		f.set(f.cur.reached(resp.Header.Revision))
+		return f.set(update{next: f.cur.reached(resp.Header.Revision)})
 	}
 	return nil
-}
-
-// ask requests a sign of life. It must carry what the watch's context carries,
-// or the answer goes to another stream.
-func (f *follower) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
-	if err := f.etcd.RequestProgress(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return &resyncError{cause: control.ResyncBroken, err: err}
-	}
-	return nil // without an answer the silence will end the watch
 }
 
 // verify compares the copy with what etcd says it should be at its revision,
@@ -249,25 +292,32 @@ func (f *follower) verify(ctx context.Context) error {
 		return &resyncError{cause: control.ResyncBroken, err: fmt.Errorf("check the view: %w", err)}
 	}
 	f.saw(resp.Header.Revision)
-	n := f.cur.differences(replicaOf(f.cur.rev, f.cur.cluster, resp.Kvs))
+	return f.compare(replicaOf(f.read, f.cur.rev, f.cur.cluster, resp.Kvs))
+}
+
+// compare looks for differences between the copy and what it should be.
+func (f *follower) compare(want replica) error {
+	err := f.checked(want)
+	n := f.cur.differences(want)
 	if n == 0 {
-		return nil
+		return err
 	}
 	f.mu.Lock()
 	f.drift += uint64(n)
 	f.mu.Unlock()
-	f.log.Error("the cluster view differs from etcd; reading it again", zap.Int("records", n), zap.Int64("rev", f.cur.rev))
+	f.log.Error("the copy of the registry differs from etcd; reading it again", zap.Int("records", n), zap.Int64("rev", f.cur.rev))
 	return &resyncError{cause: control.ResyncDrift}
 }
 
-// set publishes a copy that is current.
-func (f *follower) set(next replica) {
-	f.cur, f.stale = next, false
+// set hands on a copy that is current.
+func (f *follower) set(u update) error {
+	u.direct = f.direct
+	f.cur, f.stale = u.next, false
 	f.mu.Lock()
-	f.heard, f.rev, f.gone, f.why = time.Now(), next.rev, false, nil
-	f.newest = max(f.newest, next.rev)
+	f.heard, f.rev, f.gone, f.why = time.Now(), u.next.rev, false, nil
+	f.newest = max(f.newest, u.next.rev)
 	f.mu.Unlock()
-	f.listed(next, f.direct)
+	return f.took(u)
 }
 
 // lost notes that etcd cannot be reached.
@@ -298,19 +348,25 @@ func (f *follower) count(err error) {
 	f.mu.Lock()
 	f.resync[cause]++
 	f.mu.Unlock()
-	f.log.Info("reading the cluster view again", zap.Error(err))
+	f.log.Info("reading the registry again", zap.Error(err))
 }
 
-// stats adds what the follower knows.
+// stats adds what the follower knows. Of the nodes it tells the state too.
 func (f *follower) stats(s *control.Stats) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.Stale, s.Heard, s.Revision, s.Newest, s.Drift = f.gone, f.heard, f.rev, f.newest, f.drift
+	s.Drift += f.drift
+	if s.Resyncs == nil {
+		s.Resyncs = map[string]uint64{}
+	}
+	for k, v := range f.resync {
+		s.Resyncs[k] += v
+	}
+	if f.area != control.AreaNodes {
+		return
+	}
+	s.Stale, s.Heard, s.Revision, s.Newest = f.gone, f.heard, f.rev, f.newest
 	if f.why != nil {
 		s.Trouble = short(f.why)
-	}
-	s.Resyncs = make(map[string]uint64, len(f.resync))
-	for k, v := range f.resync {
-		s.Resyncs[k] = v
 	}
 }

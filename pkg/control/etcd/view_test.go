@@ -24,7 +24,8 @@ type fakeEtcd struct {
 	rev, cluster uint64
 	kvs          []*mvccpb.KeyValue
 	err          error
-	mute         bool // progress requests get no answer
+	mute         bool  // progress requests get no answer
+	start        int64 // first revision of the watch
 	watch        chan clientv3.WatchResponse
 }
 
@@ -48,9 +49,11 @@ func (f *fakeEtcd) Get(context.Context, string, ...clientv3.OpOption) (*clientv3
 	return &clientv3.GetResponse{Header: f.header(), Kvs: f.kvs}, nil
 }
 
-func (f *fakeEtcd) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
+func (f *fakeEtcd) Watch(_ context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	op := clientv3.OpGet(key, opts...)
+	f.start = op.Rev()
 	f.watch = make(chan clientv3.WatchResponse, 10)
 	return f.watch
 }
@@ -58,22 +61,26 @@ func (f *fakeEtcd) Watch(context.Context, string, ...clientv3.OpOption) clientv3
 func (f *fakeEtcd) RequestProgress(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.mute {
+	if !f.mute && int64(f.rev) >= f.start { // the server does not answer for revisions to come
 		f.watch <- clientv3.WatchResponse{Header: f.header()}
 	}
 	return nil
 }
 
 func kv(id string, rev int64) *mvccpb.KeyValue {
-	return &mvccpb.KeyValue{Key: []byte("/n/" + id), Value: fmt.Appendf(nil, `{"id":%q}`, id), ModRevision: rev}
+	return &mvccpb.KeyValue{Key: []byte("/nodes/" + id), Value: fmt.Appendf(nil, `{"id":%q}`, id), ModRevision: rev}
 }
 
 // following runs a follower on f in a bubble of its own time.
 func following(t *testing.T, f *fakeEtcd, test func(f *fakeEtcd, h *control.Handle, stats func() control.Stats)) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &control.Handle{}
-		fo := newFollower(f, "/n/", defaults, zap.NewNop())
-		fo.listed = func(r replica, _ bool) { h.SetView(&control.View{Nodes: r.nodes(), Revision: r.rev}) }
+		fo := newFollower(f, "/", control.AreaNodes, defaults, &pulse{etcd: f, every: defaults.progress}, zap.NewNop())
+		fo.read = readNode
+		fo.took = func(u update) error {
+			h.SetView(&control.View{Nodes: u.next.nodes(), Revision: u.next.rev})
+			return nil
+		}
 		fo.away = func() { h.SetView(&control.View{Nodes: fo.cur.nodes(), Revision: fo.cur.rev, Stale: true}) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -99,7 +106,7 @@ func TestViewFollows(t *testing.T) {
 			f.watch <- clientv3.WatchResponse{Header: &etcdserverpb.ResponseHeader{Revision: 14, ClusterId: 1}, Events: []*clientv3.Event{
 				{Type: clientv3.EventTypePut, Kv: kv("old", 9)}, // the copy has it, or what replaced it
 				{Type: clientv3.EventTypePut, Kv: kv("c", 12)},
-				{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte("/n/b"), ModRevision: 12}},
+				{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte("/nodes/b"), ModRevision: 12}},
 			}}
 			synctest.Wait()
 			v := h.View()
@@ -193,12 +200,30 @@ func TestViewDoesNotGoBack(t *testing.T) {
 		})
 }
 
-func TestAnotherClusterIsReadAtOnce(t *testing.T) {
-	following(t, &fakeEtcd{rev: 10, cluster: 1}, func(f *fakeEtcd, h *control.Handle, stats func() control.Stats) {
-		f.change(func() { f.rev, f.cluster, f.kvs = 3, 2, []*mvccpb.KeyValue{kv("z", 2)} })
-		after(6 * time.Second)
-		if v := h.View(); v.Revision != 3 || len(v.Nodes) != 1 {
-			t.Errorf("after a change of cluster: %+v, %+v", v, stats())
-		}
-	})
+// A cluster that is put in the place of another is found by its id, at the next
+// sign of life, or by its silence if it is younger than what is watched.
+func TestAnotherClusterIsRead(t *testing.T) {
+	for rev, within := range map[uint64]time.Duration{30: 6 * time.Second, 3: 16 * time.Second} {
+		following(t, &fakeEtcd{rev: 10, cluster: 1}, func(f *fakeEtcd, h *control.Handle, stats func() control.Stats) {
+			f.change(func() { f.rev, f.cluster, f.kvs = rev, 2, []*mvccpb.KeyValue{kv("z", 2)} })
+			after(within)
+			if v := h.View(); v.Revision != int64(rev) || len(v.Nodes) != 1 {
+				t.Errorf("after a change of cluster: %+v, %+v", v, stats())
+			}
+		})
+	}
+}
+
+// Where nothing is written for long, the watch is no less alive.
+func TestQuietEtcd(t *testing.T) {
+	following(t, &fakeEtcd{rev: 10, cluster: 1, kvs: []*mvccpb.KeyValue{kv("a", 10)}},
+		func(f *fakeEtcd, h *control.Handle, stats func() control.Stats) {
+			f.watch <- clientv3.WatchResponse{Header: &etcdserverpb.ResponseHeader{Revision: 10, ClusterId: 1}, Events: []*clientv3.Event{
+				{Type: clientv3.EventTypePut, Kv: kv("a", 10)}, // which the copy has
+			}}
+			after(time.Hour)
+			if s := stats(); len(s.Resyncs) != 0 || s.Stale || len(h.View().Nodes) != 1 {
+				t.Errorf("an hour later: %+v", s)
+			}
+		})
 }

@@ -20,8 +20,13 @@ import (
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
-// MaxWait is the longest wait of one call.
-const MaxWait = 10 * time.Second
+const (
+	// MaxWait is the longest wait of one call.
+	MaxWait = 10 * time.Second
+	// MaxCalls is how many calls may wait at one node, three of each subscriber. One
+	// too many is refused, and its subscriber asks another node.
+	MaxCalls = 6000
+)
 
 // Source is what a server answers from.
 type Source interface {
@@ -46,7 +51,7 @@ func NewServer(source func() (Source, bool), log *zap.Logger) *Server {
 // Mount adds the service to a listener; mount takes patterns of http.ServeMux.
 func (s *Server) Mount(mount func(pattern string, h http.Handler), reg prometheus.Registerer) {
 	srv := rpc.NewServer(rpc.Options{
-		Log: s.log, Metrics: rpc.NewMetrics(reg),
+		Log: s.log, Metrics: rpc.NewMetrics(reg), MaxInFlight: MaxCalls,
 		Timeout: func(connect.Spec) time.Duration { return MaxWait + 2*time.Second },
 	})
 	internalv1connect.RegisterRelayServiceHandler(srv.Connect(), s)
@@ -79,13 +84,15 @@ func (s *Server) Changes(ctx context.Context, req *internalv1.ChangesRequest) (*
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, op, "the control plane is not open")
 	}
 	wait := min(time.Duration(max(req.WaitMs, 0))*time.Millisecond, MaxWait)
-	b, err := src.Changes(ctx, control.Cursor{Revision: req.Since, Cluster: req.EtcdCluster}, wait)
+	b, err := src.Changes(ctx, control.Area(req.Area), control.Cursor{Revision: req.Since, Cluster: req.EtcdCluster}, wait)
 	if err != nil {
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, op, "this node does not follow etcd at the moment")
 	}
-	res := &internalv1.ChangesResponse{Revision: b.Revision, EtcdCluster: b.Cluster, Full: b.Full, Deleted: b.Deleted}
-	for _, p := range b.Put {
-		res.Put = append(res.Put, &internalv1.RegistryRecord{Key: p.Key, Value: p.Value, Revision: p.Revision, Lease: p.Lease})
+	res := &internalv1.ChangesResponse{Revision: b.Revision, EtcdCluster: b.Cluster, Full: b.Full}
+	for _, r := range b.Records {
+		res.Records = append(res.Records, &internalv1.RegistryRecord{
+			Key: r.Key, Value: r.Value, Revision: r.Revision, Created: r.Created, Version: r.Version, Lease: r.Lease, Gone: r.Gone,
+		})
 	}
 	return res, nil
 }

@@ -3,7 +3,6 @@
 package memory
 
 import (
-	"container/list"
 	"context"
 	"sync"
 	"time"
@@ -17,30 +16,32 @@ const maxEntries = 32_768
 
 // Cache is a dedup.Cache in memory.
 type Cache struct {
-	o   dedup.Options
-	max int
+	o     dedup.Options
+	max   int
+	begun time.Time
 
-	mu    sync.Mutex
-	all   map[dedup.Key]*list.Element // of *entry
-	order list.List                   // as last written, the oldest first
+	mu   sync.Mutex
+	at   map[dedup.Key]int // the place of each key in ring
+	ring []entry           // as first written; grows to max, then the oldest are overwritten
+	next int               // the place to be written once it has grown
 }
 
 type entry struct {
 	key    dedup.Key
-	known  bool   // confirmed; else a try
-	owner  string // of a try
+	owner  string        // of a try
+	known  bool          // confirmed; else a try
+	until  time.Duration // since begun; 0 = the place is free
 	answer dedup.Answer
-	until  time.Time
 }
 
 // New makes an empty cache.
 func New(o dedup.Options) *Cache {
-	return &Cache{o: o.WithDefaults(), max: maxEntries, all: map[dedup.Key]*list.Element{}}
+	return &Cache{o: o.WithDefaults(), max: maxEntries, begun: time.Now(), at: map[dedup.Key]int{}}
 }
 
 // Try is dedup.Cache's.
 func (c *Cache) Try(_ context.Context, owner string, keys []dedup.Key) ([]dedup.Found, error) {
-	now := time.Now()
+	now := time.Since(c.begun)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	found := make([]dedup.Found, len(keys))
@@ -52,7 +53,7 @@ func (c *Cache) Try(_ context.Context, owner string, keys []dedup.Key) ([]dedup.
 		case e != nil && e.owner != owner:
 			found[i].State = dedup.InFlight
 		default:
-			c.put(entry{key: k, owner: owner, until: now.Add(c.o.TryTTL)})
+			*c.place(k) = entry{key: k, owner: owner, until: now + c.o.TryTTL}
 		}
 	}
 	return found, nil
@@ -60,23 +61,24 @@ func (c *Cache) Try(_ context.Context, owner string, keys []dedup.Key) ([]dedup.
 
 // Confirm is dedup.Cache's.
 func (c *Cache) Confirm(_ context.Context, done []dedup.Confirmed) error {
-	until := time.Now().Add(c.o.TTL)
+	until := time.Since(c.begun) + c.o.TTL
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, d := range done {
-		c.put(entry{key: d.Key, known: true, answer: d.Answer, until: until})
+	for i := range done {
+		d := &done[i]
+		*c.place(d.Key) = entry{key: d.Key, known: true, answer: d.Answer, until: until}
 	}
 	return nil
 }
 
 // Cancel is dedup.Cache's.
 func (c *Cache) Cancel(_ context.Context, owner string, keys []dedup.Key) error {
-	now := time.Now()
+	now := time.Since(c.begun)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range keys {
 		if e := c.get(k, now); e != nil && !e.known && e.owner == owner {
-			c.drop(c.all[k])
+			c.free(e)
 		}
 	}
 	return nil
@@ -89,31 +91,41 @@ func (c *Cache) Open() bool { return false }
 func (c *Cache) Close() error { return nil }
 
 // get is the entry that still holds; nil if there is none.
-func (c *Cache) get(k dedup.Key, now time.Time) *entry {
-	el := c.all[k]
-	if el == nil {
+func (c *Cache) get(k dedup.Key, now time.Duration) *entry {
+	at, ok := c.at[k]
+	if !ok {
 		return nil
 	}
-	e := el.Value.(*entry)
-	if !now.Before(e.until) {
-		c.drop(el)
+	e := &c.ring[at]
+	if now >= e.until {
+		c.free(e)
 		return nil
 	}
 	return e
 }
 
-func (c *Cache) put(e entry) {
-	if el := c.all[e.key]; el != nil {
-		*el.Value.(*entry) = e
-		c.order.MoveToBack(el)
-		return
+// place is where the entry of a key goes: where it is, or in place of the oldest.
+func (c *Cache) place(k dedup.Key) *entry {
+	at, ok := c.at[k]
+	switch {
+	case ok:
+		return &c.ring[at]
+	case len(c.ring) < c.max:
+		at = len(c.ring)
+		c.ring = append(c.ring, entry{})
+	default:
+		at = c.next
+		c.next = (c.next + 1) % c.max
+		if e := &c.ring[at]; e.until != 0 {
+			c.free(e)
+		}
 	}
-	c.all[e.key] = c.order.PushBack(&e)
-	if len(c.all) > c.max {
-		c.drop(c.order.Front())
-	}
+	c.at[k] = at
+	return &c.ring[at]
 }
 
-func (c *Cache) drop(el *list.Element) {
-	delete(c.all, c.order.Remove(el).(*entry).key)
+// free forgets an entry; its place is written again when its turn comes.
+func (c *Cache) free(e *entry) {
+	delete(c.at, e.key)
+	*e = entry{}
 }

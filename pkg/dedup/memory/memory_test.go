@@ -22,11 +22,28 @@ func TestTheOldestMakesRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(c.all) != 3 || c.order.Len() != 3 {
-		t.Fatalf("%d entries", len(c.all))
+	if len(c.at) != 3 || len(c.ring) != 3 {
+		t.Fatalf("%d entries in %d places", len(c.at), len(c.ring))
 	}
 	found, err := c.Try(t.Context(), "n1", []dedup.Key{key(4), key(0)})
 	if err != nil || found[0].State != dedup.Known || found[1].State != dedup.Claimed {
 		t.Fatalf("found %+v, %v", found, err)
 	}
+}
+
+func BenchmarkConfirm(b *testing.B) {
+	c := New(dedup.Options{})
+	done := make([]dedup.Confirmed, 100)
+	n := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		for i := range done {
+			n++
+			done[i] = dedup.Confirmed{Key: dedup.Key{DataEpoch: "epoch", Conversation: "d_abcdefghijklmnopqrstuvwxyz", Sender: "alice", ClientMessageID: im.ClientMessageID(fmt.Sprint(n))}}
+		}
+		if err := c.Confirm(b.Context(), done); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/message")
 }

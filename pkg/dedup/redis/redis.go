@@ -214,11 +214,12 @@ func (c *Cache) do(ctx context.Context, limit time.Duration, build func(rueidis.
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	cl := *c.client.Load()
+	cmds := build(cl.B()) // here, as what they are made of is the caller's again when the call is given up
 	answer := make(chan []rueidis.RedisResult, 1)
 	c.wg.Go(func() {
 		defer func() { <-c.slot }()
-		cl := *c.client.Load()
-		answer <- cl.DoMulti(limited, build(cl.B())...)
+		answer <- cl.DoMulti(limited, cmds...)
 	})
 	var res []rueidis.RedisResult
 	err := error(&dedup.Error{Class: dedup.Timeout})

@@ -9,10 +9,12 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -422,5 +424,38 @@ func TestClasses(t *testing.T) {
 		if got := classOf(err); got != want {
 			t.Errorf("%q (%v) is of class %s, want %s", text, err, got, want)
 		}
+	}
+}
+
+// BenchmarkTry is one look-up of so many keys that are known.
+func BenchmarkTry(b *testing.B) {
+	for _, n := range []int{1, 100} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			r := testenv.StartRedis(b)
+			c, err := Open(Config{URL: r.URL()}, zap.NewNop())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			for c.Open() {
+				time.Sleep(time.Millisecond)
+			}
+			keys, done := make([]dedup.Key, n), make([]dedup.Confirmed, n)
+			for i := range keys {
+				keys[i] = dedup.Key{DataEpoch: "0123456789abcdef", Conversation: "d_abcdefghijklmnopqrstuvwxyz", Sender: "alice", ClientMessageID: im.ClientMessageID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i))}
+				done[i] = dedup.Confirmed{Key: keys[i], Answer: answer()}
+			}
+			if err := c.Confirm(b.Context(), done); err != nil {
+				b.Fatal(err)
+			}
+			failed := 0
+			for b.Loop() {
+				if _, err := c.Try(b.Context(), "n1", keys); err != nil {
+					failed++
+				}
+			}
+			b.ReportMetric(float64(failed), "failed")
+			b.Logf("a key takes %s bytes in Redis", r.MustDo("MEMORY", "USAGE", keys[0].String()))
+		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sort"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,7 +51,6 @@ func (s *Store) commit(ctx context.Context, b *batch) error {
 	}
 	failpoint.Hit(failpoint.AfterCommit)
 	b.answer(answers)
-	s.locked.settle(b)
 	s.known.add(b)
 	s.wrote.Store(time.Now().UnixNano())
 	return nil
@@ -61,20 +59,22 @@ func (s *Store) commit(ctx context.Context, b *batch) error {
 // append stores the batch. Tries that stored nothing for a reason that goes away
 // are made again, each reason once.
 func (s *Store) append(ctx context.Context, b *batch) ([]answer, error) {
-	skip := b.separable && s.locked.any(b.ids, time.Now())
-	makes, waited := s.known.news(b), false
+	makes, waited, healed := s.known.news(b), false, false
 	for {
-		answers, err := s.try(ctx, b, makes, skip)
+		answers, err := s.try(ctx, b, makes)
 		switch code := codeOf(err); {
 		case err == nil || errors.Is(err, store.ErrUnknownOutcome):
 			return answers, err
 		case code == codeToMake && !makes:
 			makes = true
-		case code == codeLockTimeout && b.separable && !skip:
-			s.locked.add(b.ids, time.Now()) // one of them is; which shows when they are skipped
-			skip = true
+		case code == codeLockTimeout && b.separable && len(b.patient) > 0:
+			b.patient, b.hasty = []string{}, b.ids // somebody holds one of them; which shows when those are left out
 		case (code == codeLockTimeout || code == codeDeadlock) && !waited:
 			waited = true
+		case code == codeUnique && !healed:
+			if healed = true; s.heal(ctx, b.ids) != nil {
+				return nil, err
+			}
 		default:
 			return nil, err
 		}
@@ -82,11 +82,11 @@ func (s *Store) append(ctx context.Context, b *batch) ([]answer, error) {
 }
 
 const sqlAppend = `SELECT o, status, seq, prev_seq, message_id, server_ms, member_version, hash
-  FROM imd_append_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
+  FROM imd_append_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
 // try runs the server's function on a batch.
-func (s *Store) try(ctx context.Context, b *batch, makes, skip bool) ([]answer, error) {
-	query, args := sqlAppend, []any{makes, skip, b.ids, b.ci, b.senders, b.peers, b.mayMake, b.keys, b.hashes, b.messageIDs, b.kinds, b.countables, b.targets, b.bodies}
+func (s *Store) try(ctx context.Context, b *batch, makes bool) ([]answer, error) {
+	query, args := sqlAppend, []any{makes, b.ids, b.patient, b.hasty, b.ci, b.senders, b.peers, b.mayMake, b.keys, b.hashes, b.messageIDs, b.kinds, b.countables, b.targets, b.bodies}
 	if p := b.proof; p != nil {
 		query, args = sqlAppendSegment, append([]any{p.shards, p.fences, p.firsts}, args...)
 	}
@@ -147,8 +147,10 @@ type batch struct {
 	// proof is under what right its rows are numbered; nil = the store numbers.
 	proof *proof
 
-	ids        []string
-	place      []int // in rows, of each element below
+	ids        []string // each in patient or hasty too
+	patient    []string // to be waited for
+	hasty      []string // to be left out if somebody else has locked them
+	place      []int    // in rows, of each element below
 	copies     []repeat
 	ci         []int32
 	senders    []string
@@ -177,6 +179,7 @@ func newBatch(rows []store.AppendRow) *batch {
 	b := &batch{rows: rows, out: make([]store.AppendResult, len(rows)), separable: true}
 	order := make([]int, 0, len(rows))
 	runs := make(map[int]im.ConversationID, len(rows))
+	hasty := map[im.ConversationID]bool{}
 	for i := range rows {
 		r := &rows[i]
 		if r.ClientMessageID == "" {
@@ -187,6 +190,9 @@ func newBatch(rows []store.AppendRow) *batch {
 			b.separable = false
 		}
 		runs[r.Run] = r.Conversation
+		if r.NoWait {
+			hasty[r.Conversation] = true
+		}
 		order = append(order, i)
 	}
 	sort.SliceStable(order, func(x, y int) bool { return rows[order[x]].Conversation < rows[order[y]].Conversation })
@@ -201,6 +207,14 @@ func newBatch(rows []store.AppendRow) *batch {
 		}
 		first[k] = len(b.place)
 		b.add(i, r)
+	}
+	b.patient, b.hasty = make([]string, 0, len(b.ids)), []string{}
+	for _, id := range b.ids {
+		if b.separable && hasty[im.ConversationID(id)] {
+			b.hasty = append(b.hasty, id)
+		} else {
+			b.patient = append(b.patient, id)
+		}
 	}
 	return b
 }
@@ -282,20 +296,7 @@ func (a *answer) result(r *store.AppendRow) store.AppendResult {
 	case statusWrongPeer:
 		return refused(clientv1.Reason_REASON_BAD_REQUEST, string(r.Conversation)+" is not the conversation of these users")
 	case statusLocked:
-		e := refuse(clientv1.Reason_REASON_BUSY, opAppend, "the conversation is locked")
-		e.RetryAfter = lockedPause
-		return store.AppendResult{Err: e}
+		return refused(clientv1.Reason_REASON_BUSY, "the conversation is locked")
 	}
 	return store.AppendResult{Err: notMember(opAppend, r.Conversation)}
-}
-
-// locked are the conversations of the batch that another transaction holds.
-func (b *batch) locked() map[string]bool {
-	out := map[string]bool{}
-	for i, r := range b.out {
-		if r.Err != nil && r.Err.Reason == clientv1.Reason_REASON_BUSY {
-			out[strings.Clone(string(b.rows[i].Conversation))] = true
-		}
-	}
-	return out
 }

@@ -25,8 +25,13 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 		apply = s.owner.change
 	}
 	out, err := apply(ctx, c)
-	if errors.Is(err, errCreatedMeanwhile) {
+	again := errors.Is(err, errCreatedMeanwhile) ||
+		codeOf(err) == codeUnique && !errors.Is(err, store.ErrUnknownOutcome) && s.heal(ctx, []string{string(c.Conversation)}) == nil
+	if again {
 		out, err = apply(ctx, c)
+	}
+	if codeOf(err) == codeLockTimeout && !errors.Is(err, store.ErrUnknownOutcome) {
+		err = &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}, Err: err}
 	}
 	if err != nil {
 		return store.ChangeResult{}, fault(opChange, err)

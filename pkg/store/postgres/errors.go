@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,10 +21,10 @@ import (
 const (
 	codeLockTimeout = "55P03"
 	codeDeadlock    = "40P01"
+	codeUnique      = "23505"
 	codeToMake      = "IM001" // of imd_append_transaction
 	codeFenced      = "IM002" // of imd_prove
 	codeOvertaken   = "IM003" // of imd_append_segment
-	codeUnique      = "23505"
 	codeReadOnly    = "25006"
 	codeDiskFull    = "53100"
 	codeCorrupt     = "XX001"
@@ -67,6 +70,18 @@ func doubtful(err error) bool {
 	return !pgconn.SafeToRetry(err)
 }
 
+// gone reports whether the server ended the connection, or is no more.
+func gone(err error) bool {
+	if err == nil {
+		return false
+	}
+	if e := (*pgconn.PgError)(nil); errors.As(err, &e) {
+		return strings.HasPrefix(e.Code, "57P")
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
 // spoiled reports whether the server refused what a row contains.
 func spoiled(err error) bool { return strings.HasPrefix(codeOf(err), "22") }
 
@@ -89,8 +104,10 @@ func fault(op string, err error) error {
 	if e := (*im.Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	switch {
+	switch busy := (*store.BusyConversationError)(nil); {
 	case errors.Is(err, store.ErrUnknownOutcome):
+	case errors.As(err, &busy):
+		return err
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrFenced), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case spoiled(err):

@@ -28,6 +28,8 @@ type Options struct {
 	// Numbering is how seqs are given out. It is recorded at the first start; the
 	// zero value is what is recorded, and transaction for a new store.
 	Numbering store.Numbering
+
+	tracer pgx.QueryTracer // of tests that count statements
 }
 
 // source is a data source name that was read.
@@ -57,6 +59,7 @@ func parse(dsn string) (source, error) {
 	c := s.config.ConnConfig
 	s.shown = fmt.Sprintf("%s at %s:%d", c.Database, c.Host, c.Port)
 	c.RuntimeParams["application_name"] = "imd"
+	c.RuntimeParams["client_encoding"] = "UTF8"
 	return s, nil
 }
 
@@ -117,6 +120,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			s.closePools()
 		}
 	}()
+	src.config.ConnConfig.Tracer = o.tracer
 	appends := limits{
 		conns: s.writers + sideCalls, lock: 300 * time.Millisecond, statement: 2500 * time.Millisecond,
 		call: 3500 * time.Millisecond, wait: time.Second,
@@ -153,8 +157,8 @@ var errStandby = errors.New("the server is a standby, which cannot be written")
 
 const (
 	sqlIdentity = `SELECT pg_is_in_recovery(), s.system_identifier::text || '/' ||
-  CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || 'entry'::regclass::oid
-  FROM pg_control_system() s`
+  CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || 'entry'::regclass::oid,
+  EXISTS (SELECT 1 FROM import WHERE finished_ms = 0) FROM pg_control_system() s`
 	sqlBeginStore = `INSERT INTO store (id, data_epoch, identity, allocator) VALUES (1, $1, $2, $3) ON CONFLICT (id) DO NOTHING`
 	sqlNewEpoch   = `UPDATE store SET data_epoch = $1, identity = $2 WHERE id = 1 AND identity = $3`
 	sqlStore      = `SELECT data_epoch, identity, allocator FROM store WHERE id = 1`
@@ -163,13 +167,16 @@ const (
 // identify compares the cluster behind a new connection with the one that the
 // data_epoch is for, and makes a new data_epoch if it is another.
 func (s *Store) identify(ctx context.Context, c *pgx.Conn) error {
-	var standby bool
+	var standby, half bool
 	var now string
-	if err := c.QueryRow(ctx, sqlIdentity).Scan(&standby, &now); err != nil {
+	if err := c.QueryRow(ctx, sqlIdentity).Scan(&standby, &now, &half); err != nil {
 		return err
 	}
-	if standby {
+	switch {
+	case standby:
 		return errStandby
+	case half:
+		return fmt.Errorf("the database is half a copy of another store; run imd store copy again, or begin with an empty database: %w", store.ErrUnfinished)
 	}
 	epoch, was, how, err := storeRow(ctx, c)
 	if errors.Is(err, pgx.ErrNoRows) { // the very first start
@@ -209,23 +216,32 @@ func newEpoch() string { return strings.ToLower(rand.Text()[:16]) }
 
 // explain turns a failure to reach the database into one sentence.
 func explain(shown string, err error) error {
-	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe, store.ErrAllocator} {
+	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished, store.ErrLocked, store.ErrAllocator} {
 		if errors.Is(err, known) {
 			return err
 		}
 	}
-	first, _, _ := strings.Cut(err.Error(), "\n")
+	text := strings.TrimSpace(err.Error()[strings.LastIndex(strings.TrimSpace(err.Error()), "\n")+1:])
 	switch code := codeOf(err); {
 	case code == "3D000":
 		return fmt.Errorf("the database %s does not exist; create it with createdb: %w", shown, store.ErrDSN)
 	case strings.HasPrefix(code, "28"):
 		return fmt.Errorf("the database %s refuses the user or its password: %w", shown, store.ErrDSN)
 	case code == "42501":
-		return fmt.Errorf("the user lacks a right in the database %s (%s)", shown, first)
+		return fmt.Errorf("the user lacks a right in the database %s (%s)", shown, text)
 	case code == "53300":
 		return fmt.Errorf("the database %s has no connection left; raise max_connections", shown)
 	case errors.Is(err, errStandby):
-		return fmt.Errorf("the database %s is a standby; give the address of the primary", shown)
+		return fmt.Errorf("the database %s is a standby; give the address of the primary: %w", shown, store.ErrUnsafe)
 	}
-	return fmt.Errorf("the database %s cannot be reached: %w", shown, err)
+	return &sentence{fmt.Sprintf("the database %s cannot be reached: %s", shown, text), err}
 }
+
+// sentence is an error of several lines in one.
+type sentence struct {
+	text string
+	err  error
+}
+
+func (s *sentence) Error() string { return s.text }
+func (s *sentence) Unwrap() error { return s.err }

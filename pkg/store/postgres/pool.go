@@ -67,10 +67,10 @@ func newPool(base *pgxpool.Config, l limits, after func(context.Context, *pgx.Co
 func (l limits) apply(ctx context.Context, conn *pgx.Conn) error {
 	rows, err := conn.Query(ctx, `SELECT set_config(n, v, false) FROM unnest($1::text[], $2::text[]) AS s (n, v)`,
 		[]string{
-			"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit",
+			"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
 			"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit", "plan_cache_mode", "default_transaction_isolation",
 		},
-		[]string{ms(l.statement), ms(l.lock), ms(idleInTransaction), "on", "off", "off", "off", "off", "force_generic_plan", "read committed"})
+		[]string{ms(l.statement), ms(l.lock), ms(idleInTransaction), "off", "off", "off", "off", "force_generic_plan", "read committed"})
 	if err != nil {
 		return err
 	}
@@ -91,18 +91,25 @@ type outcome[T any] struct {
 // its connection: cutting a call off costs the connection, and a server that
 // stalls would get new ones for each.
 //
-// changes says that fn may change something. Errors: those of fn; ctx's;
-// *unreachable if nothing was sent; with changes, ErrUnknownOutcome.
+// changes says that fn may change something; without it, fn runs once more if
+// its connection turns out to be dead, as all are after a restart of the server.
+// Errors: those of fn; ctx's; *unreachable if nothing was sent; with changes,
+// ErrUnknownOutcome.
 func call[T any](ctx context.Context, p *pool, changes bool, fn func(context.Context, *pgx.Conn) (T, error)) (T, error) {
 	var none T
-	if err := ctx.Err(); err != nil {
-		return none, err
+	for again := false; ; again = true {
+		if err := ctx.Err(); err != nil {
+			return none, err
+		}
+		c, err := p.take(ctx)
+		if err != nil {
+			return none, err
+		}
+		v, err := with(ctx, p, c, changes, fn)
+		if changes || again || !gone(err) {
+			return v, err
+		}
 	}
-	c, err := p.take(ctx)
-	if err != nil {
-		return none, err
-	}
-	return with(ctx, p, c, changes, fn)
 }
 
 // with is call on a connection that was taken.
@@ -148,6 +155,9 @@ func carry[T any](ctx context.Context, p *pool, c *pgxpool.Conn, changes bool, f
 		if r := recover(); r != nil {
 			o.err = fmt.Errorf("panic: %v", r)
 			_ = c.Conn().Close(ctx) // whatever state it is in
+		}
+		if gone(o.err) {
+			p.Reset() // the others are dead too, or will be soon
 		}
 		if o.err != nil && changes && doubtful(o.err) {
 			o.err = unsure(o.err)

@@ -34,6 +34,9 @@ const (
 	// was missing: take shards over, reserve, and again for those that were lost
 	// meanwhile.
 	maxPasses = 16
+	// takeoverPause is what senders to a conversation are asked to wait whose
+	// shard or numbers somebody holds.
+	takeoverPause = 200 * time.Millisecond
 )
 
 // owner numbers for this process under the allocator segment: it carries out

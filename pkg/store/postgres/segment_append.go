@@ -18,7 +18,7 @@ import (
 )
 
 const sqlAppendSegment = `SELECT o, status, seq, prev_seq, message_id, server_ms, member_version, hash
-  FROM imd_append_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
+  FROM imd_append_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`
 
 // proof is the right under which rows are numbered: shards, sorted, the fence of
 // each, and for each conversation of the batch the number of its first new row.
@@ -178,7 +178,7 @@ func (r rights) refuse(rows []store.AppendRow) (out []store.AppendResult, place 
 			out[i].Err = notOwner(opAppend)
 		case r.busy[c]:
 			out[i].Err = refuse(clientv1.Reason_REASON_BUSY, opAppend, "the conversation is being taken over")
-			out[i].Err.RetryAfter = lockedPause
+			out[i].Err.RetryAfter = takeoverPause
 		default:
 			out[i].Err = runs.Behind(rows[i].Run)
 		}

@@ -291,7 +291,7 @@ func TestALateCallStoresNothing(t *testing.T) {
 	if seq := a.until(lost); seq != 2 {
 		t.Errorf("again: %d", seq)
 	}
-	if _, err := a.try(background, late, false, false); codeOf(err) != codeOvertaken || overtakenBy(err).head != 2 {
+	if _, err := a.try(background, late, false); codeOf(err) != codeOvertaken || overtakenBy(err).head != 2 {
 		t.Fatalf("the late call: %v", err)
 	}
 	if seq := a.until(late.rows[0]); seq != 3 {

@@ -25,7 +25,6 @@ type Store struct {
 	log       *zap.Logger
 	owner     *owner // who numbers under the allocator segment; nil under transaction
 	intake    intake
-	locked    locked
 	known     known
 	epoch     atomic.Pointer[string]
 	wrote     atomic.Int64 // when a change was last known to be made, Unix nanoseconds

@@ -15,6 +15,9 @@ import (
 var background = context.Background()
 
 func TestMain(m *testing.M) {
+	if asChild() {
+		return
+	}
 	goleak.VerifyTestMain(testenv.Tests{M: m})
 }
 

@@ -182,9 +182,16 @@ func wanted(list []*listed, asked []im.ConversationID, q store.SyncQuery, full b
 // unread.
 const sqlSeen = `SELECT s.i, u.n, ` + entryColumns + `
 FROM unnest($1::int4[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[]) AS s (i, conv, low, high, least, who)
-LEFT JOIN LATERAL (SELECT count(*) AS n FROM (SELECT 1 FROM entry x WHERE x.conv = s.conv AND x.seq > s.least AND x.seq <= s.high
-  AND x.countable AND x.sender <> s.who LIMIT $7) y) u ON true
-LEFT JOIN LATERAL (SELECT * FROM entry x WHERE $8 AND x.conv = s.conv AND x.seq > s.low AND x.seq <= s.high AND x.kind = 1 ORDER BY x.seq DESC LIMIT 1) e ON true`
+LEFT JOIN LATERAL (SELECT count(*) AS n FROM (SELECT 1 FROM (
+    SELECT x.countable, x.sender FROM entry x WHERE x.conv = s.conv AND x.seq > s.least AND x.seq <= s.high ORDER BY x.seq DESC LIMIT $9
+  ) z WHERE z.countable AND z.sender <> s.who LIMIT $7) y) u ON true
+LEFT JOIN LATERAL (SELECT * FROM (
+    SELECT * FROM entry x WHERE $8 AND x.conv = s.conv AND x.seq > s.low AND x.seq <= s.high ORDER BY x.seq DESC LIMIT $9
+  ) z WHERE z.kind = 1 ORDER BY z.seq DESC LIMIT 1) e ON true`
+
+// seenMost is how many of the newest entries of a stretch are looked at. One who
+// writes much and never reads has so many that count for nothing.
+const seenMost = 10_000
 
 // sight is what a user sees in one conversation.
 type sight struct {
@@ -211,7 +218,7 @@ func seen(ctx context.Context, c *pgx.Conn, list []*stay, lasts bool) ([]sight, 
 	if len(i) == 0 {
 		return out, nil
 	}
-	rows, err := c.Query(ctx, sqlSeen, i, conv, low, high, least, who, store.MaxUnread, lasts)
+	rows, err := c.Query(ctx, sqlSeen, i, conv, low, high, least, who, store.MaxUnread, lasts, seenMost)
 	if err != nil {
 		return nil, err
 	}

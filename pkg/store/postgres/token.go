@@ -7,8 +7,9 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 )
 
-// tokenVersion is the first byte of a token.
-const tokenVersion = 1
+// tokenVersion is the first byte of a token. No other driver has the same: a
+// store that was copied here keeps its data_epoch, but its tokens mean nothing.
+const tokenVersion = 2
 
 // token is the place of a user in the walk over what changed: everything
 // changed by transaction since or a later one, in order of conversation ids,

@@ -32,12 +32,12 @@ const (
 
 // Open opens the database, making or migrating it, and holds it alone until
 // Close. The error is one sentence; it wraps store.ErrSchema, ErrCorrupt,
-// ErrReadOnly, ErrFull or ErrLocked if it is one of these.
+// ErrReadOnly, ErrFull, ErrLocked or ErrUnfinished if it is one of these.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	side, remembered, err := openSide(o.Path) // first: only who holds the lock may touch the database
+	side, remembered, copied, err := openSide(o.Path) // first: only who holds the lock may touch the database
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,12 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := w.conn.open(ctx); err != nil {
 		return nil, err
 	}
-	if err := w.identify(ctx, o, remembered); err != nil {
+	if !o.filling {
+		if err := unfinished(&w.conn, o.Path); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.identify(ctx, o, remembered, copied); err != nil {
 		return nil, err
 	}
 	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
@@ -117,7 +122,7 @@ func damaged(path, how string) error {
 
 // explain turns a failure of SQLite while opening into one sentence.
 func explain(path string, err error) error {
-	for _, known := range []error{store.ErrSchema, store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked} {
+	for _, known := range []error{store.ErrSchema, store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked, store.ErrUnfinished, fs.ErrNotExist} {
 		if errors.Is(err, known) {
 			return err
 		}
@@ -135,6 +140,16 @@ func explain(path string, err error) error {
 	return fmt.Errorf("the database %s cannot be opened: %w", path, err)
 }
 
+// needed is the newest schema that this program knows. Migrations are numbered
+// from 1 on.
+func needed() int64 {
+	files, err := migrations.ReadDir("migrations")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return int64(len(files))
+}
+
 // migrate brings the schema to the newest version that this program knows.
 // Schemas only go forward.
 func migrate(ctx context.Context, db *sql.DB) error {
@@ -150,8 +165,7 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	if err != nil {
 		return err
 	}
-	sources := p.ListSources()
-	if known := sources[len(sources)-1].Version; have > known {
+	if known := needed(); have > known {
 		return fmt.Errorf("the database has schema %d and this program knows %d; install a newer imd: %w", have, known, store.ErrSchema)
 	}
 	_, err = p.Up(ctx)
@@ -165,8 +179,8 @@ const (
 )
 
 // identify reads who the database is, decides on its data_epoch, and writes once,
-// which proves that writing works.
-func (w *writer) identify(ctx context.Context, o Options, remembered *mark) error {
+// which proves that writing works. remembered and copied are those of openSide.
+func (w *writer) identify(ctx context.Context, o Options, remembered *mark, copied bool) error {
 	var m mark
 	var clean bool
 	err := w.row(sqlStore, nil, &m.epoch, &m.commits, &w.newest, &clean)
@@ -183,7 +197,11 @@ func (w *writer) identify(ctx context.Context, o Options, remembered *mark) erro
 			return err
 		}
 	}
-	if why := judge(m, remembered); why != "" {
+	why := judge(m, remembered)
+	if why == "" && copied {
+		why = "the whole folder is a copy"
+	}
+	if why != "" {
 		was := m.epoch
 		m.epoch = newEpoch()
 		o.Log.Warn("the store has a new data_epoch, clients will read everything anew",
@@ -194,13 +212,7 @@ func (w *writer) identify(ctx context.Context, o Options, remembered *mark) erro
 		return err
 	}
 	w.epoch, w.commits = m.epoch, m.commits
-	if err := w.side.f.Truncate(0); err != nil {
-		return fileFault(o.Path+sideSuffix, err)
-	}
-	if err := w.side.write(m); err != nil {
-		return fileFault(o.Path+sideSuffix, err)
-	}
-	return fileFault(o.Path+sideSuffix, w.side.f.Sync()) // once, so that a power cut finds a mark
+	return fileFault(o.Path+sideSuffix, w.side.begin(m))
 }
 
 // check looks through a database that was not closed in order, if that can be

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -186,18 +187,94 @@ func TestDataEpoch(t *testing.T) {
 	}
 }
 
-func TestMark(t *testing.T) {
-	m := mark{"abc", 42}
-	if got := parseMark(m.String()); got == nil || *got != m {
+func TestNote(t *testing.T) {
+	n := note{mark{"abc", 42}, birth{7, 1_700_000_000_123_456_789}, 1_700_000_000_999}
+	text := n.String()
+	if got := parseNote(text); got == nil || *got != n {
 		t.Errorf("parsed %v", got)
 	}
-	if len(m.String()) != len(mark{"abc", 1 << 60}.String()) {
-		t.Error("the length depends on the counter")
+	if big := (note{mark{"abc", 1 << 60}, birth{1 << 63, 1 << 60}, 1 << 60}); len(text) != len(big.String()) {
+		t.Error("the length depends on the numbers")
 	}
-	for _, bad := range []string{"", "imd", m.String()[:20], strings.Replace(m.String(), "42", "43", 1), "imd 2" + m.String()[5:]} {
-		if got := parseMark(bad); got != nil {
+	former := summed("imd 1 abc 00000000000000000042")
+	if got := parseNote(former); got == nil || *got != (note{mark: n.mark}) {
+		t.Errorf("the form of older programs was read as %v", got)
+	}
+	for _, bad := range []string{"", "imd", text[:20], strings.Replace(text, "42", "43", 1), "imd 3" + text[5:], "imd 1" + text[5:], "imd 2" + former[5:]} {
+		if got := parseNote(bad); got != nil {
 			t.Errorf("%q was read as %+v", bad, *got)
 		}
+	}
+}
+
+func TestCopied(t *testing.T) {
+	n := note{file: birth{7, 100}, written: 10_000}
+	tests := []struct {
+		name    string
+		n       note
+		file    birth
+		changed int64
+		want    bool
+	}{
+		{"the same file", n, birth{7, 100}, 10_001, false},
+		{"the same file, its owner changed later", n, birth{7, 100}, 99_000, false},
+		{"a copy", n, birth{8, 200}, 99_000, true},
+		{"a copy that got the number of the old one", n, birth{7, 200}, 99_000, true},
+		{"births made up anew, nothing written", n, birth{8, 100}, 10_004, false},
+		{"births not known here", n, birth{}, 99_000, false},
+		{"written by an older program", note{}, birth{8, 200}, 99_000, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.n.copied(tt.file, tt.changed); got != tt.want {
+				t.Errorf("copied() = %v", got)
+			}
+		})
+	}
+}
+
+// A folder that was put back as a whole, with its own old mark, is noticed.
+func TestWholeFolderPutBack(t *testing.T) {
+	dir, backup := t.TempDir(), t.TempDir()
+	path := filepath.Join(dir, "imd.db")
+	session := func() string {
+		t.Helper()
+		s := openAt(t, path)
+		defer s.Close()
+		sendOne(t, s, 1)
+		return s.DataEpoch()
+	}
+	first := session()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := birthOf(f)
+	f.Close()
+	move := func(from, to string) {
+		t.Helper()
+		for _, suffix := range []string{"", sideSuffix} {
+			raw, err := os.ReadFile(filepath.Join(from, "imd.db"+suffix))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(to, "imd.db"+suffix), raw, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	move(dir, backup)
+	for _, suffix := range []string{"", "-wal", "-shm", sideSuffix} {
+		_ = os.Remove(path + suffix)
+	}
+	time.Sleep(2 * touchSlack * time.Millisecond) // the time between a copy and its return counts
+	move(backup, dir)
+	second := session()
+	if second == first && b != (birth{}) { // else the file system does not tell when files were made
+		t.Error("a folder that was put back kept its data_epoch")
+	}
+	if third := session(); third != second {
+		t.Error("and it did not keep the new one")
 	}
 }
 

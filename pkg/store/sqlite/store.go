@@ -18,6 +18,8 @@ import (
 type Options struct {
 	Path string      // of the database file; its folder must exist
 	Log  *zap.Logger // nil = silent
+
+	filling bool // it may be half a copy
 }
 
 // Store is a store.MessageStore.
@@ -33,21 +35,30 @@ var _ store.MessageStore = (*Store)(nil)
 
 // OpenURL is the driver's store.Opener: "sqlite:" and a path.
 func OpenURL(ctx context.Context, u *url.URL, log *zap.Logger) (store.MessageStore, error) {
-	path := u.Path
-	if u.Opaque != "" {
-		var err error
-		if path, err = url.PathUnescape(u.Opaque); err != nil {
-			return nil, errors.Join(store.ErrDSN, err)
-		}
+	path, err := Path(u)
+	if err != nil {
+		return nil, err
 	}
-	if path == "" {
-		return nil, errors.Join(store.ErrDSN, errors.New("no path of the database file"))
-	}
-	s, err := Open(ctx, Options{Path: filepath.Clean(path), Log: log})
+	s, err := Open(ctx, Options{Path: path, Log: log})
 	if err != nil {
 		return nil, err // not s: a nil *Store in the interface
 	}
 	return s, nil
+}
+
+// Path is the database file that a data source name means. Errors: store.ErrDSN.
+func Path(u *url.URL) (string, error) {
+	path := u.Path
+	if u.Opaque != "" {
+		var err error
+		if path, err = url.PathUnescape(u.Opaque); err != nil {
+			return "", errors.Join(store.ErrDSN, err)
+		}
+	}
+	if path == "" {
+		return "", errors.Join(store.ErrDSN, errors.New("no path of the database file"))
+	}
+	return filepath.Clean(path), nil
 }
 
 // read gives fn a connection with a snapshot of the newest commit.

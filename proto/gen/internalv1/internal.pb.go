@@ -2998,8 +2998,10 @@ func (*FanoutResponse) Descriptor() ([]byte, []int) {
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
 type DeliverRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Deliveries    []*Delivery            `protobuf:"bytes,1,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Deliveries []*Delivery            `protobuf:"bytes,1,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	// On whose behalf, if it is the work of a leader; none = of no leader.
+	Leader        *LeaderProof `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3041,6 +3043,68 @@ func (x *DeliverRequest) GetDeliveries() []*Delivery {
 	return nil
 }
 
+func (x *DeliverRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+// LeaderProof shows that a call is the work of the leader of an election. A
+// gateway refuses one that has been followed: forbidden.
+type LeaderProof struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Election string                 `protobuf:"bytes,1,opt,name=election,proto3" json:"election,omitempty"`
+	// Token of its term.
+	Token         int64 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaderProof) Reset() {
+	*x = LeaderProof{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaderProof) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaderProof) ProtoMessage() {}
+
+func (x *LeaderProof) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
+func (*LeaderProof) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *LeaderProof) GetElection() string {
+	if x != nil {
+		return x.Election
+	}
+	return ""
+}
+
+func (x *LeaderProof) GetToken() int64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
 // Delivery is one frame for many sessions.
 type Delivery struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -3060,7 +3124,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3136,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3149,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3140,7 +3204,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3216,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3229,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3184,14 +3248,16 @@ type KickRequest struct {
 	// With user_id: only this login; empty = all of the user.
 	LoginId string `protobuf:"bytes,3,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
 	// A reason with a close code.
-	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// On whose behalf, if it is the work of a leader; none = of no leader.
+	Leader        *LeaderProof `protobuf:"bytes,5,opt,name=leader,proto3" json:"leader,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3269,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3282,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3247,6 +3313,13 @@ func (x *KickRequest) GetReason() string {
 	return ""
 }
 
+func (x *KickRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
 // KickResponse says how many sessions ended.
 type KickResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3257,7 +3330,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3342,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3355,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3488,11 +3561,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x04head\x18\b \x01(\v2\x13.imd.client.v1.HeadH\x00R\x04head\x12\x1b\n" +
 	"\tcommit_ns\x18\t \x01(\x03R\bcommitNsB\x06\n" +
 	"\x04what\"\x10\n" +
-	"\x0eFanoutResponse\"K\n" +
+	"\x0eFanoutResponse\"\x81\x01\n" +
 	"\x0eDeliverRequest\x129\n" +
 	"\n" +
 	"deliveries\x18\x01 \x03(\v2\x19.imd.internal.v1.DeliveryR\n" +
-	"deliveries\"\xaf\x01\n" +
+	"deliveries\x124\n" +
+	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
+	"\vLeaderProof\x12\x1a\n" +
+	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xaf\x01\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3502,13 +3579,14 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
 	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
-	"\bnot_here\x18\x01 \x03(\tR\anotHere\"z\n" +
+	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x03 \x01(\tR\aloginId\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"$\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x124\n" +
+	"\x06leader\x18\x05 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"$\n" +
 	"\fKickResponse\x12\x14\n" +
 	"\x05ended\x18\x01 \x01(\x05R\x05ended2\xc1\x06\n" +
 	"\fStateService\x12X\n" +
@@ -3547,7 +3625,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -3600,31 +3678,32 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*FanoutItem)(nil),             // 48: imd.internal.v1.FanoutItem
 	(*FanoutResponse)(nil),         // 49: imd.internal.v1.FanoutResponse
 	(*DeliverRequest)(nil),         // 50: imd.internal.v1.DeliverRequest
-	(*Delivery)(nil),               // 51: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 52: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 53: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 54: imd.internal.v1.KickResponse
-	(clientv1.EntryKind)(0),        // 55: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 56: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 57: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 58: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 59: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 60: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 61: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 62: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 63: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 64: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 65: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 66: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 67: imd.client.v1.Head
+	(*LeaderProof)(nil),            // 51: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 52: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 53: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 54: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 55: imd.internal.v1.KickResponse
+	(clientv1.EntryKind)(0),        // 56: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 57: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 58: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 59: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 60: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 61: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 62: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 63: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 64: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 65: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 66: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 67: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 68: imd.client.v1.Head
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	2,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	55, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	56, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	56, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	57, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	4,  // 4: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	57, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	58, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	6,  // 6: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	7,  // 7: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	8,  // 8: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -3632,69 +3711,71 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	10, // 10: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	11, // 11: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	12, // 12: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	58, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	59, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	15, // 14: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	17, // 15: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	59, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	60, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	61, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	62, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	63, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	64, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	60, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	61, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	62, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	63, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	64, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	65, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	24, // 22: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	65, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	58, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	66, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	59, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	27, // 25: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	42, // 26: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
 	42, // 27: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	48, // 28: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	66, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	59, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	67, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	51, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	0,  // 33: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	5,  // 34: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	14, // 35: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	18, // 36: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	20, // 37: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	22, // 38: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	25, // 39: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	28, // 40: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	30, // 41: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	32, // 42: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	34, // 43: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	36, // 44: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	38, // 45: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	40, // 46: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 47: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	45, // 48: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	47, // 49: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	50, // 50: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	53, // 51: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	3,  // 52: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 53: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 54: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 55: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 56: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 57: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 58: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 59: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 60: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 61: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 62: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 63: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 64: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 65: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 66: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 67: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	49, // 68: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	52, // 69: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	54, // 70: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	52, // [52:71] is the sub-list for method output_type
-	33, // [33:52] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	67, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	60, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	68, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	52, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	51, // 33: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	51, // 34: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	0,  // 35: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	5,  // 36: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	14, // 37: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	18, // 38: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	20, // 39: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	22, // 40: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	25, // 41: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	28, // 42: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	30, // 43: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	32, // 44: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	34, // 45: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	36, // 46: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	38, // 47: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	40, // 48: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 49: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	45, // 50: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	47, // 51: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	50, // 52: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	54, // 53: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	3,  // 54: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	13, // 55: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	16, // 56: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	19, // 57: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	21, // 58: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	23, // 59: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	26, // 60: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	29, // 61: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	31, // 62: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	33, // 63: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	35, // 64: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	37, // 65: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	39, // 66: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	41, // 67: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 68: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	46, // 69: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	49, // 70: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	53, // 71: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	55, // 72: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	54, // [54:73] is the sub-list for method output_type
+	35, // [35:54] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -3723,7 +3804,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

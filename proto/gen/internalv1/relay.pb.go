@@ -29,7 +29,9 @@ type ChangesRequest struct {
 	// The etcd cluster that the revision is of.
 	EtcdCluster uint64 `protobuf:"varint,2,opt,name=etcd_cluster,json=etcdCluster,proto3" json:"etcd_cluster,omitempty"`
 	// How long to wait for a change, at most 10,000.
-	WaitMs        int32 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	WaitMs int32 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// Which part of the registry: nodes, leader or config.
+	Area          string `protobuf:"bytes,4,opt,name=area,proto3" json:"area,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -85,6 +87,13 @@ func (x *ChangesRequest) GetWaitMs() int32 {
 	return 0
 }
 
+func (x *ChangesRequest) GetArea() string {
+	if x != nil {
+		return x.Area
+	}
+	return ""
+}
+
 // ChangesResponse is all records, or the changes since the revision asked for.
 type ChangesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -92,10 +101,10 @@ type ChangesResponse struct {
 	Revision    int64  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	EtcdCluster uint64 `protobuf:"varint,2,opt,name=etcd_cluster,json=etcdCluster,proto3" json:"etcd_cluster,omitempty"`
 	// All records are here, and what is not here is gone.
-	Full bool              `protobuf:"varint,3,opt,name=full,proto3" json:"full,omitempty"`
-	Put  []*RegistryRecord `protobuf:"bytes,4,rep,name=put,proto3" json:"put,omitempty"`
-	// Keys that are gone.
-	Deleted       []string `protobuf:"bytes,5,rep,name=deleted,proto3" json:"deleted,omitempty"`
+	Full bool `protobuf:"varint,3,opt,name=full,proto3" json:"full,omitempty"`
+	// By rising revision. Of nodes and leaders the newest change of each key, of
+	// settings every change.
+	Records       []*RegistryRecord `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -151,16 +160,9 @@ func (x *ChangesResponse) GetFull() bool {
 	return false
 }
 
-func (x *ChangesResponse) GetPut() []*RegistryRecord {
+func (x *ChangesResponse) GetRecords() []*RegistryRecord {
 	if x != nil {
-		return x.Put
-	}
-	return nil
-}
-
-func (x *ChangesResponse) GetDeleted() []string {
-	if x != nil {
-		return x.Deleted
+		return x.Records
 	}
 	return nil
 }
@@ -168,13 +170,19 @@ func (x *ChangesResponse) GetDeleted() []string {
 // RegistryRecord is one key of the registry.
 type RegistryRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Below the prefix of the nodes.
+	// Below the prefix of its area.
 	Key   string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// Revision of its last change.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Lease that it hangs on; 0 = none.
-	Lease         int64 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease int64 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Revision of its creation.
+	Created int64 `protobuf:"varint,5,opt,name=created,proto3" json:"created,omitempty"`
+	// 1 at its creation, then one more with each change.
+	Version int64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	// The key was deleted at this revision; there is no value.
+	Gone          bool `protobuf:"varint,7,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -237,26 +245,50 @@ func (x *RegistryRecord) GetLease() int64 {
 	return 0
 }
 
+func (x *RegistryRecord) GetCreated() int64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *RegistryRecord) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RegistryRecord) GetGone() bool {
+	if x != nil {
+		return x.Gone
+	}
+	return false
+}
+
 var File_imd_internal_v1_relay_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_relay_proto_rawDesc = "" +
 	"\n" +
-	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\"b\n" +
+	"\x1bimd/internal/v1/relay.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\"v\n" +
 	"\x0eChangesRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x03R\x05since\x12!\n" +
 	"\fetcd_cluster\x18\x02 \x01(\x04R\vetcdCluster\x12\x17\n" +
-	"\await_ms\x18\x03 \x01(\x05R\x06waitMs\"\xb1\x01\n" +
+	"\await_ms\x18\x03 \x01(\x05R\x06waitMs\x12\x12\n" +
+	"\x04area\x18\x04 \x01(\tR\x04area\"\xa5\x01\n" +
 	"\x0fChangesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12!\n" +
 	"\fetcd_cluster\x18\x02 \x01(\x04R\vetcdCluster\x12\x12\n" +
-	"\x04full\x18\x03 \x01(\bR\x04full\x121\n" +
-	"\x03put\x18\x04 \x03(\v2\x1f.imd.internal.v1.RegistryRecordR\x03put\x12\x18\n" +
-	"\adeleted\x18\x05 \x03(\tR\adeleted\"j\n" +
+	"\x04full\x18\x03 \x01(\bR\x04full\x129\n" +
+	"\arecords\x18\x04 \x03(\v2\x1f.imd.internal.v1.RegistryRecordR\arecordsJ\x04\b\x05\x10\x06\"\xb2\x01\n" +
 	"\x0eRegistryRecord\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x14\n" +
-	"\x05lease\x18\x04 \x01(\x03R\x05lease2k\n" +
+	"\x05lease\x18\x04 \x01(\x03R\x05lease\x12\x18\n" +
+	"\acreated\x18\x05 \x01(\x03R\acreated\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\x03R\aversion\x12\x12\n" +
+	"\x04gone\x18\a \x01(\bR\x04gone2k\n" +
 	"\fRelayService\x12[\n" +
 	"\aChanges\x12\x1f.imd.internal.v1.ChangesRequest\x1a .imd.internal.v1.ChangesResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
@@ -279,7 +311,7 @@ var file_imd_internal_v1_relay_proto_goTypes = []any{
 	(*RegistryRecord)(nil),  // 2: imd.internal.v1.RegistryRecord
 }
 var file_imd_internal_v1_relay_proto_depIdxs = []int32{
-	2, // 0: imd.internal.v1.ChangesResponse.put:type_name -> imd.internal.v1.RegistryRecord
+	2, // 0: imd.internal.v1.ChangesResponse.records:type_name -> imd.internal.v1.RegistryRecord
 	0, // 1: imd.internal.v1.RelayService.Changes:input_type -> imd.internal.v1.ChangesRequest
 	1, // 2: imd.internal.v1.RelayService.Changes:output_type -> imd.internal.v1.ChangesResponse
 	2, // [2:3] is the sub-list for method output_type

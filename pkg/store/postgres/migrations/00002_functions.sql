@@ -77,8 +77,9 @@ END $$;
 --
 -- ids are the conversations, each once and sorted; all other arrays have one
 -- element a row, sorted by ci, which says what of ids the row is for; no two
--- rows have the same conversation, sender and key. skip leaves out conversations
--- that another transaction has locked instead of waiting for it.
+-- rows have the same conversation, sender and key. Each of ids is in patient or in
+-- hasty: those of hasty that another transaction has locked are left out, for the
+-- others the call waits.
 --
 -- make makes direct conversations that do not exist. Without it a row that could
 -- make one fails the call with the code IM001: call again with it.
@@ -87,7 +88,7 @@ END $$;
 -- a member, 4 closed, 5 blocked, 6 a wrong peer, 7 locked by another. o is the
 -- place of the row; hash is that of the other body.
 -- +goose StatementBegin
-CREATE FUNCTION imd_append_transaction(make boolean, skip boolean, ids text[], ci integer[], senders text[], peers text[], may_make smallint[],
+CREATE FUNCTION imd_append_transaction(make boolean, ids text[], patient text[], hasty text[], ci integer[], senders text[], peers text[], may_make smallint[],
   keys bytea[], hashes bytea[], message_ids bigint[], kinds smallint[], countables boolean[], targets bigint[], bodies bytea[])
 RETURNS TABLE (o bigint, status integer, seq bigint, prev_seq bigint, message_id bigint, server_ms bigint, member_version bigint, hash bytea)
 LANGUAGE plpgsql AS $$
@@ -100,23 +101,21 @@ BEGIN
   IF make THEN
     births := imd_born(ids, ci, senders, peers, may_make);
   END IF;
-  IF skip THEN
-    SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
-           array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n)
-      INTO nums, heads, versions, closeds, directs, as_, bs
-      FROM unnest(ids) WITH ORDINALITY AS i (id, n)
-      LEFT JOIN (SELECT * FROM conversation x WHERE x.id = ANY (ids) ORDER BY x.id FOR NO KEY UPDATE SKIP LOCKED) c ON c.id = i.id;
+  SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
+         array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n),
+         array_agg(i.n::integer ORDER BY i.n) FILTER (WHERE c.num IS NULL)
+    INTO nums, heads, versions, closeds, directs, as_, bs, missing
+    FROM unnest(ids) WITH ORDINALITY AS i (id, n)
+    LEFT JOIN (
+      SELECT * FROM (SELECT * FROM conversation x WHERE x.id = ANY (patient) ORDER BY x.id FOR NO KEY UPDATE) p
+      UNION ALL
+      SELECT * FROM (SELECT * FROM conversation x WHERE x.id = ANY (hasty) FOR NO KEY UPDATE SKIP LOCKED) h
+    ) c ON c.id = i.id;
+  IF cardinality(hasty) > 0 AND missing IS NOT NULL THEN
     SELECT array_agg(nums[i.n] IS NULL AND EXISTS (SELECT 1 FROM conversation c WHERE c.id = i.id) ORDER BY i.n) INTO locked
       FROM unnest(ids) WITH ORDINALITY AS i (id, n);
     SELECT array_agg(i.n::integer ORDER BY i.n) INTO missing
       FROM generate_subscripts(ids, 1) AS i (n) WHERE nums[i.n] IS NULL AND NOT locked[i.n];
-  ELSE
-    SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
-           array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n),
-           array_agg(i.n::integer ORDER BY i.n) FILTER (WHERE c.num IS NULL)
-      INTO nums, heads, versions, closeds, directs, as_, bs, missing
-      FROM unnest(ids) WITH ORDINALITY AS i (id, n)
-      LEFT JOIN (SELECT * FROM conversation x WHERE x.id = ANY (ids) ORDER BY x.id FOR NO KEY UPDATE) c ON c.id = i.id;
   END IF;
   IF NOT make AND EXISTS (SELECT 1 FROM unnest(ci, may_make) AS x (ci, may) WHERE x.may = 1 AND x.ci = ANY (missing)) THEN
     RAISE SQLSTATE 'IM001' USING MESSAGE = 'a conversation is to be made';

@@ -119,7 +119,7 @@ END $$;
 -- IM003 if a conversation's head is not below its number: an earlier call whose
 -- answer was lost has come after all, and the numbers above it are to be used.
 -- +goose StatementBegin
-CREATE FUNCTION imd_append_segment(shards integer[], fences bigint[], firsts bigint[], make boolean, skip boolean, ids text[], ci integer[],
+CREATE FUNCTION imd_append_segment(shards integer[], fences bigint[], firsts bigint[], make boolean, ids text[], patient text[], hasty text[], ci integer[],
   senders text[], peers text[], may_make smallint[], keys bytea[], hashes bytea[], message_ids bigint[], kinds smallint[], countables boolean[],
   targets bigint[], bodies bytea[])
 RETURNS TABLE (o bigint, status integer, seq bigint, prev_seq bigint, message_id bigint, server_ms bigint, member_version bigint, hash bytea)
@@ -134,23 +134,21 @@ BEGIN
   IF make THEN
     births := imd_born(ids, ci, senders, peers, may_make);
   END IF;
-  IF skip THEN
-    SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
-           array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n)
-      INTO nums, heads, versions, closeds, directs, as_, bs
-      FROM unnest(ids) WITH ORDINALITY AS i (id, n)
-      LEFT JOIN (SELECT * FROM conversation x WHERE x.id = ANY (ids) ORDER BY x.id FOR NO KEY UPDATE SKIP LOCKED) c ON c.id = i.id;
+  SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
+         array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n),
+         array_agg(i.n::integer ORDER BY i.n) FILTER (WHERE c.num IS NULL)
+    INTO nums, heads, versions, closeds, directs, as_, bs, missing
+    FROM unnest(ids) WITH ORDINALITY AS i (id, n)
+    LEFT JOIN (
+      SELECT * FROM (SELECT * FROM conversation x WHERE x.id = ANY (patient) ORDER BY x.id FOR NO KEY UPDATE) p
+      UNION ALL
+      SELECT * FROM (SELECT * FROM conversation x WHERE x.id = ANY (hasty) FOR NO KEY UPDATE SKIP LOCKED) h
+    ) c ON c.id = i.id;
+  IF cardinality(hasty) > 0 AND missing IS NOT NULL THEN
     SELECT array_agg(nums[i.n] IS NULL AND EXISTS (SELECT 1 FROM conversation c WHERE c.id = i.id) ORDER BY i.n) INTO locked
       FROM unnest(ids) WITH ORDINALITY AS i (id, n);
     SELECT array_agg(i.n::integer ORDER BY i.n) INTO missing
       FROM generate_subscripts(ids, 1) AS i (n) WHERE nums[i.n] IS NULL AND NOT locked[i.n];
-  ELSE
-    SELECT array_agg(c.num ORDER BY i.n), array_agg(c.head ORDER BY i.n), array_agg(c.member_version ORDER BY i.n), array_agg(c.closed ORDER BY i.n),
-           array_agg(c.kind = 1 ORDER BY i.n), array_agg(c.user_a ORDER BY i.n), array_agg(c.user_b ORDER BY i.n),
-           array_agg(i.n::integer ORDER BY i.n) FILTER (WHERE c.num IS NULL)
-      INTO nums, heads, versions, closeds, directs, as_, bs, missing
-      FROM unnest(ids) WITH ORDINALITY AS i (id, n)
-      LEFT JOIN (SELECT * FROM conversation x WHERE x.id = ANY (ids) ORDER BY x.id FOR NO KEY UPDATE) c ON c.id = i.id;
   END IF;
   IF NOT make AND EXISTS (SELECT 1 FROM unnest(ci, may_make) AS x (ci, may) WHERE x.may = 1 AND x.ci = ANY (missing)) THEN
     RAISE SQLSTATE 'IM001' USING MESSAGE = 'a conversation is to be made';

@@ -1,0 +1,46 @@
+package cmd
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// Combinations of roles and stores that cannot be right are refused before
+// anything is opened.
+func TestSplitRolesAreChecked(t *testing.T) {
+	etcd := "controlplane.endpoints=http://127.0.0.1:2379"
+	for name, tt := range map[string]struct {
+		roles string
+		set   []string
+		says  string // "" = it is good
+	}{
+		"all":                     {"all", nil, ""},
+		"no etcd":                 {"gateway,push", nil, "the etcd server inside the process cannot be reached"},
+		"two processes":           {"gateway,push", []string{etcd}, ""},
+		"the other of them":       {"state,scheduler", []string{etcd}, ""},
+		"routes in two processes": {"gateway,state,scheduler", []string{etcd}, "gateway without push, but routes in the memory"},
+		"sqlite in two processes": {"gateway,push,state", []string{etcd}, "state without scheduler, but messages in SQLite"},
+		"clear text":              {"all", []string{"peers.listen=192.0.2.1:8422"}, "peers.listen: 192.0.2.1:8422 is open to other machines"},
+		"no key":                  {"all", []string{"peers.listen=192.0.2.1:8422", "peers.allow_plaintext=true"}, "peers.key_file: is needed"},
+		"no address":              {"all", []string{"peers.listen=:8422", "peers.allow_plaintext=true", "peers.key_file=k"}, "peers.advertise: is needed"},
+		"half of tls":             {"all", []string{"peers.tls.ca_file=x"}, "ca_file, cert_file and key_file belong together"},
+		"few points":              {"all", []string{"peers.points=10"}, "peers.points: 10 is not within 100 and 1000"},
+		"bad place":               {"all", []string{"peers.state=etcd"}, "peers.state"},
+		"same address":            {"gateway,push", []string{etcd, "gateway.listen=127.0.0.1:8422"}, "is the address of"},
+	} {
+		var out, errOut bytes.Buffer
+		a := &app{specs: specs(), out: &out, errOut: &errOut}
+		args := []string{"config", "check", "--roles", tt.roles}
+		for _, s := range tt.set {
+			args = append(args, "--set", s)
+		}
+		want := exitOK
+		if tt.says != "" {
+			want = exitConfig
+		}
+		if got := a.run(t.Context(), args); got != want || !strings.Contains(errOut.String(), tt.says) {
+			t.Errorf("%s: exit %d, want %d: %s", name, got, want, &errOut)
+		}
+	}
+}

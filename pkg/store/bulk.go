@@ -1,0 +1,195 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Why stores are not copied.
+var (
+	// ErrOccupied says that a store holds data that this copy did not bring.
+	ErrOccupied = errors.New("the store is not empty")
+	// ErrUnfinished says that a store is the target of a copy that has not come to
+	// its end. No node serves from it; the copy goes on when it is run again.
+	ErrUnfinished = errors.New("the copy into this store is not finished")
+	// ErrChanged says that the source has changed since the copy began, so that it
+	// cannot go on: empty the target and begin anew.
+	ErrChanged = errors.New("the source has changed since the copy began")
+)
+
+// Table names what is copied from store to store.
+type Table string
+
+// The tables. Leases of worker numbers are not copied: they end in seconds.
+const (
+	Users         Table = "users"
+	Blocks        Table = "blocks"
+	Revocations   Table = "revocations"
+	Keys          Table = "keys"
+	Conversations Table = "conversations"
+	Creations     Table = "creations"
+	Members       Table = "members"
+	Entries       Table = "entries"
+	WorkerMarks   Table = "worker_marks"
+	FenceTokens   Table = "fences"
+)
+
+// Tables are all of them, in the order in which they are copied.
+func Tables() []Table {
+	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens}
+}
+
+// Batch is some rows of one table, in the slice of its name.
+type Batch struct {
+	Users         []User
+	Blocks        []Block
+	Revocations   []Revocation
+	Keys          []Key
+	Conversations []ConversationRow
+	Creations     []Creation
+	Members       []MemberRow
+	Entries       []EntryRow
+	WorkerMarks   []WorkerMark
+	FenceTokens   []Fence
+
+	After string // the place behind the last row, for the next Export
+	End   bool   // there are no more rows
+}
+
+// Len is how many rows there are.
+func (b *Batch) Len() int {
+	return len(b.Users) + len(b.Blocks) + len(b.Revocations) + len(b.Keys) + len(b.Conversations) + len(b.Creations) +
+		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens)
+}
+
+// Block says that a user does not take direct messages of another one.
+type Block struct{ User, Blocked im.UserID }
+
+// ConversationRow is a conversation as it is stored.
+type ConversationRow struct {
+	Num           int64 // what other rows call it; a copy keeps it
+	ID            im.ConversationID
+	Kind          clientv1.ConversationKind
+	Name          string
+	Closed        bool
+	OpenHistory   bool
+	UserA, UserB  im.UserID // of a direct one; UserA is the lower
+	Head          im.Seq
+	Members       int // present ones
+	MemberVersion int64
+}
+
+// Creation remembers the request that made a group.
+type Creation struct {
+	Actor     im.UserID
+	RequestID im.ClientMessageID
+	Conv      int64 // its Num
+}
+
+// MemberRow is a present or former member as it is stored.
+type MemberRow struct {
+	User         im.UserID
+	Conversation im.ConversationID
+	Conv         int64         // its Num
+	Role         clientv1.Role // unspecified = not a member any more
+	Start        im.Seq        // of the newest stretch, which is (Start, End]
+	End          im.Seq        // 0 = still open
+	Earlier      []Stretch     // before it, rising
+	Cleared      im.Seq        // sees nothing up to here
+	Delivered    im.Seq
+	Read         im.Seq
+	LeftName     string // the conversation's name when they left
+}
+
+// Stretch is a closed part (Start, End] of a log that a member may see.
+type Stretch struct{ Start, End im.Seq }
+
+// EntryRow is an entry as it is stored. BodyHash is that of sends, at least its
+// first half; nil for changes.
+type EntryRow struct {
+	im.Entry
+	Conv     int64 // Num of its conversation
+	BodyHash []byte
+}
+
+// WorkerMark is a time, in whole microseconds, that no id of a worker has
+// passed.
+type WorkerMark struct {
+	Worker int
+	Mark   time.Time
+}
+
+// Origin says what a copy is of.
+type Origin struct {
+	DataEpoch string
+	State     string // another one as soon as anything in the source changes
+	Newest    time.Time
+}
+
+// Exporter reads a store from one end to the other.
+type Exporter interface {
+	// Export returns the rows of a table behind the place after ("" = from the
+	// beginning), at most limit of them, in an order that is always the same.
+	Export(ctx context.Context, t Table, after string, limit int) (*Batch, error)
+}
+
+// Source is a store that is copied. It is held, so that no server uses it, and
+// not changed before Retire. Not safe for concurrent use.
+type Source interface {
+	Exporter
+	// Origin says what the store is.
+	Origin() Origin
+	// Retire gives the store a new data_epoch, which it returns: the old one lives
+	// on in the copy, and two stores must not have the same.
+	Retire(ctx context.Context) (string, error)
+	// Close lets go of the store.
+	Close() error
+}
+
+// Progress is how far one table has come in a target.
+type Progress struct {
+	After string // the place in the source
+	End   bool   // all of it is there
+	Rows  int64
+	Sum   string // of the rows, as the copier counts it
+}
+
+// Target is a store that is filled. It is held, so that no second copy and no
+// server use it. Not safe for concurrent use.
+type Target interface {
+	Exporter
+	// Begin takes up the copy of o where it stands, or begins it in an empty store;
+	// from now on no server opens the store until Finish. finished says that the
+	// copy of just this origin has come to its end before.
+	//
+	// Errors: ErrOccupied, ErrChanged.
+	Begin(ctx context.Context, o Origin) (done map[Table]Progress, finished bool, err error)
+	// Import stores rows and how far the table has come then, both or nothing.
+	// Errors: ErrUnknownOutcome: Begin tells on the next run.
+	Import(ctx context.Context, t Table, b *Batch, p Progress) error
+	// Finish gives the store the data_epoch of its origin and opens it to servers.
+	Finish(ctx context.Context) error
+	// Close lets go of the store.
+	Close() error
+}
+
+// Place encodes the keys of a row as a place in a table.
+func Place(keys ...string) string {
+	b, _ := json.Marshal(keys) // strings always can be
+	return string(b)
+}
+
+// PlaceKeys is the reverse of Place, for n keys.
+func PlaceKeys(place string, n int) ([]string, error) {
+	var keys []string
+	if err := json.Unmarshal([]byte(place), &keys); err != nil || len(keys) != n {
+		return nil, fmt.Errorf("bad place %q", place)
+	}
+	return keys, nil
+}

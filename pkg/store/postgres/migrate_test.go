@@ -1,0 +1,134 @@
+package postgres
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+)
+
+// childDSN is the environment of this test program when it runs as a child that
+// migrates a database.
+const childDSN = "IMD_TEST_POSTGRES_CHILD"
+
+// asChild migrates the database that the environment names; false in the test
+// program itself.
+func asChild() bool {
+	dsn := os.Getenv(childDSN)
+	if dsn == "" {
+		return false
+	}
+	done, err := Migrate(background, dsn)
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	fmt.Println("applied", len(done))
+	return true
+}
+
+// child is a process that migrates the database of dsn.
+func child(t *testing.T, dsn string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe)
+	c.Env = append(os.Environ(), childDSN+"="+dsn)
+	c.Stderr = os.Stderr
+	return c
+}
+
+// Of several processes that migrate at once each step is done by one, and all
+// end well.
+func TestMigrateAtOnce(t *testing.T) {
+	dsn := unsafely(testenv.SharedPostgres(t).Database(t))
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	total := 0
+	for range 4 {
+		cmd := child(t, dsn)
+		wg.Go(func() {
+			out, err := cmd.Output()
+			n := 0
+			if _, scan := fmt.Sscanf(string(out), "applied %d", &n); err != nil || scan != nil {
+				t.Errorf("%s: %v", out, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			total += n
+		})
+	}
+	wg.Wait()
+	if int64(total) != needed() {
+		t.Errorf("%d steps were done, there are %d", total, needed())
+	}
+	openAt(t, dsn).Close()
+}
+
+// A process that is killed in the middle of a step leaves nothing of it, and
+// nobody waits for it.
+func TestMigrateKilled(t *testing.T) {
+	server := testenv.SharedPostgres(t)
+	dsn := unsafely(server.Database(t))
+	stranger := connectTo(t, dsn)
+	tx, err := stranger.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A name that is taken and not committed stops the first step half-way.
+	if _, err := tx.Exec(t.Context(), `CREATE TABLE member ()`); err != nil {
+		t.Fatal(err)
+	}
+	cmd := child(t, dsn)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	watch := connectTo(t, dsn)
+	eventually(t, func() bool {
+		var n int
+		err := watch.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.datname = current_database()
+		  JOIN pg_stat_activity a ON a.pid = l.pid AND a.datid = d.oid WHERE NOT l.granted`).Scan(&n)
+		return err == nil && n > 0
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // was killed
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	done, err := Migrate(t.Context(), dsn)
+	if err != nil || int64(len(done)) != needed() || time.Since(began) > testenv.Patience {
+		t.Errorf("migrating again: %d steps, %v, %v", len(done), time.Since(began), err)
+	}
+	openAt(t, dsn).Close()
+}
+
+// A plan shows the statements that are missing, and nothing when none is.
+func TestPlan(t *testing.T) {
+	dsn := unsafely(testenv.SharedPostgres(t).Database(t))
+	plan, err := Plan(t.Context(), dsn)
+	if err != nil || plan.Have != 0 || plan.Need != needed() || !strings.Contains(plan.Migrations[0].SQL, "PARTITION BY HASH") {
+		t.Errorf("plan: %+v, %v", plan, err)
+	}
+	if _, err := Migrate(t.Context(), dsn); err != nil {
+		t.Fatal(err)
+	}
+	plan, err = Plan(t.Context(), dsn)
+	if err != nil || plan.Judge() != nil {
+		t.Errorf("plan: %+v, %v", plan, err)
+	}
+	for _, m := range plan.Migrations {
+		if m.SQL != "" || m.Applied.IsZero() {
+			t.Errorf("after migrating: %+v", m)
+		}
+	}
+}

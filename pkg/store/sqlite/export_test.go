@@ -1,0 +1,94 @@
+package sqlite
+
+import (
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/store"
+)
+
+// A source is held alone, changed by nobody, and known for what it is.
+func TestSource(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	open := func() (store.Source, error) {
+		return OpenSource(t.Context(), &url.URL{Scheme: "sqlite", Path: path}, zap.NewNop())
+	}
+	if _, err := open(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no database: %v", err)
+	}
+	if _, err := os.Stat(path + sideSuffix); err == nil {
+		t.Error("looking for a database has left a mark")
+	}
+	s := openAt(t, path)
+	sendOne(t, s, 1)
+	if _, err := open(); !errors.Is(err, store.ErrLocked) {
+		t.Errorf("under a server: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	src, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := src.Origin()
+	refuseOpen(t, path, store.ErrLocked, "in use")
+	if err := src.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if src, err = open(); err != nil || src.Origin() != first {
+		t.Fatalf("looking at a source has changed it: %v", err)
+	}
+	retired, err := src.Retire(t.Context())
+	if err := errors.Join(err, src.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = openAt(t, path)
+	if s.DataEpoch() != retired || retired == first.DataEpoch {
+		t.Errorf("data_epoch %s, want %s", s.DataEpoch(), retired)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path + sideSuffix); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(); !errors.Is(err, store.ErrSchema) {
+		t.Errorf("put back by hand: %v", err)
+	}
+}
+
+// The log of a killed server belongs to what is copied.
+func TestSourceAfterAKill(t *testing.T) {
+	dir := t.TempDir()
+	s := openAt(t, filepath.Join(dir, "imd.db"))
+	sendOne(t, s, 1)
+	killed := t.TempDir()
+	for _, suffix := range []string{"", "-wal", sideSuffix} {
+		raw, err := os.ReadFile(filepath.Join(dir, "imd.db"+suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(killed, "imd.db"+suffix), raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	src, err := OpenSource(t.Context(), &url.URL{Scheme: "sqlite", Path: filepath.Join(killed, "imd.db")}, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	b, err := src.Export(t.Context(), store.Entries, "", 10)
+	if err != nil || len(b.Entries) != 1 || !b.End {
+		t.Errorf("%+v, %v", b, err)
+	}
+}

@@ -1,0 +1,212 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/store"
+)
+
+// target is a store.Target.
+type target struct {
+	s *Store
+}
+
+// OpenTarget opens the database that u names, making it if need be, to fill it.
+// Errors: as Open.
+func OpenTarget(ctx context.Context, u *url.URL, log *zap.Logger) (store.Target, error) {
+	path, err := Path(u)
+	if err != nil {
+		return nil, err
+	}
+	s, err := Open(ctx, Options{Path: path, Log: log, filling: true})
+	if err != nil {
+		return nil, err
+	}
+	return &target{s}, nil
+}
+
+const sqlUnfinished = `SELECT EXISTS (SELECT 1 FROM import WHERE finished_ms = 0)`
+
+// unfinished refuses a database that a copy was begun into.
+func unfinished(c *conn, path string) error {
+	var open bool
+	if err := c.row(sqlUnfinished, nil, &open); err != nil || !open {
+		return err
+	}
+	return fmt.Errorf("the database %s is half a copy of another store; run imd store copy again, or remove it: %w", path, store.ErrUnfinished)
+}
+
+const (
+	sqlImport     = `SELECT data_epoch, state, finished_ms FROM import WHERE id = 1`
+	sqlBeginning  = `INSERT INTO import (id, data_epoch, state, newest_ms, finished_ms) VALUES (1, ?, ?, ?, 0)`
+	sqlProgress   = `SELECT name, place, ended, rows, sum FROM import_table`
+	sqlPutAdvance = `INSERT INTO import_table (name, place, ended, rows, sum) VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE
+  SET place = excluded.place, ended = excluded.ended, rows = excluded.rows, sum = excluded.sum`
+)
+
+// Begin is store.Target's.
+func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Table]store.Progress, finished bool, err error) {
+	err = g.s.w.run(ctx, func(t *tx) error {
+		var epoch, state string
+		var ended int64
+		err := t.row(sqlImport, nil, &epoch, &state, &ended)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			return t.beginImport(ctx, o)
+		case err != nil:
+			return err
+		case epoch != o.DataEpoch:
+			return fmt.Errorf("it is the copy of another store: %w", store.ErrOccupied)
+		case state != o.State && ended != 0:
+			return fmt.Errorf("a copy into it was finished before: %w", store.ErrOccupied)
+		case state != o.State:
+			return store.ErrChanged
+		}
+		finished = ended != 0
+		done = map[store.Table]store.Progress{}
+		return t.each(ctx, sqlProgress, nil, func(scan func(...any) error) error {
+			var name store.Table
+			var p store.Progress
+			err := scan(&name, &p.After, &p.End, &p.Rows, &p.Sum)
+			done[name] = p
+			return err
+		})
+	})
+	return done, finished, err
+}
+
+// beginImport notes that a copy has begun, in an empty store.
+func (t *tx) beginImport(ctx context.Context, o store.Origin) error {
+	for _, name := range tables {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var any bool
+		if err := t.row(`SELECT EXISTS (SELECT 1 FROM `+name+`)`, nil, &any); err != nil {
+			return err
+		}
+		if any {
+			return fmt.Errorf("there are rows in table %s: %w", name, store.ErrOccupied)
+		}
+	}
+	t.changed = true
+	if commits, err := strconv.ParseInt(o.State, 10, 64); err == nil {
+		t.version = max(t.version, commits+1) // tokens of an SQLite source keep their meaning
+	}
+	_, err := t.exec(sqlBeginning, o.DataEpoch, o.State, millis(o.Newest))
+	return err
+}
+
+// Import is store.Target's.
+func (g *target) Import(ctx context.Context, table store.Table, b *store.Batch, p store.Progress) error {
+	return g.s.w.run(ctx, func(t *tx) error {
+		t.changed = true
+		if err := t.importRows(b); err != nil {
+			return err
+		}
+		_, err := t.exec(sqlPutAdvance, string(table), p.After, p.End, p.Rows, p.Sum)
+		return err
+	})
+}
+
+const (
+	sqlImportUser         = `INSERT INTO user (id, created_ms, disabled) VALUES (?, ?, ?)`
+	sqlImportBlock        = `INSERT INTO block (user_id, blocked) VALUES (?, ?)`
+	sqlImportRevocation   = `INSERT INTO revocation (user_id, login, issued_before_ms, reason, until_ms) VALUES (?, ?, ?, ?, ?)`
+	sqlImportKey          = `INSERT INTO api_key (id, name, scopes, secret_hash, created_ms, revoked_ms) VALUES (?, ?, ?, ?, ?, ?)`
+	sqlImportConversation = `INSERT INTO conversation (num, id, kind, name, closed, open_history, user_a, user_b, head, members,
+  member_version, version, head_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlImportEntry = `INSERT INTO entry (conv, seq, prev_seq, kind, countable, sender, message_id, client_message_id, server_time_ms,
+  target_seq, changed_seq, body_hash, change, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlImportWorker = `INSERT INTO worker (id, mark_us) VALUES (?, ?)`
+)
+
+// importRows stores rows as they are.
+func (t *tx) importRows(b *store.Batch) (err error) {
+	put := func(query string, args ...any) {
+		if err == nil {
+			_, err = t.exec(query, args...)
+		}
+	}
+	for _, r := range b.Users {
+		put(sqlImportUser, string(r.ID), r.Created.UnixMilli(), r.Disabled)
+	}
+	for _, r := range b.Blocks {
+		put(sqlImportBlock, string(r.User), string(r.Blocked))
+	}
+	for _, r := range b.Revocations {
+		put(sqlImportRevocation, string(r.User), string(r.Login), millis(r.IssuedBefore), r.Reason, millis(r.Until))
+	}
+	for _, r := range b.Keys {
+		scopes, jerr := json.Marshal(r.Scopes)
+		err = errors.Join(err, jerr)
+		put(sqlImportKey, r.ID, r.Name, string(scopes), r.SecretHash[:], millis(r.Created), millis(r.Revoked))
+	}
+	for _, r := range b.Conversations {
+		put(sqlImportConversation, r.Num, string(r.ID), r.Kind, r.Name, r.Closed, r.OpenHistory, string(r.UserA), string(r.UserB),
+			r.Head, r.Members, r.MemberVersion, t.version, t.version)
+	}
+	for _, r := range b.Creations {
+		put(sqlAddCreation, string(r.Actor), key(r.RequestID), r.Conv)
+	}
+	for _, r := range b.Members {
+		var earlier []span
+		for _, s := range r.Earlier {
+			earlier = append(earlier, span{s.Start, s.End})
+		}
+		put(sqlPutMember, string(r.User), string(r.Conversation), r.Conv, r.Role, r.Start, r.End, encodeSpans(earlier), r.Cleared,
+			r.Delivered, r.Read, r.LeftName, t.version)
+	}
+	for i := range b.Entries {
+		r := &b.Entries[i]
+		put(sqlImportEntry, r.Conv, r.Seq, r.PrevSeq, r.Kind, r.Countable, string(r.Sender), r.MessageID, key(r.ClientMessageID),
+			r.ServerTime.UnixMilli(), r.TargetSeq, r.ChangedSeq, r.BodyHash, r.Change, r.Content)
+	}
+	for _, r := range b.WorkerMarks {
+		put(sqlImportWorker, r.Worker, r.Mark.UnixMicro())
+	}
+	for _, r := range b.FenceTokens {
+		put(sqlPutFence, r.Name, r.Token, r.Holder, r.Cluster, r.Revision, r.Claimed.UnixMilli())
+	}
+	return err
+}
+
+// Export is store.Exporter's.
+func (g *target) Export(ctx context.Context, t store.Table, after string, limit int) (b *store.Batch, err error) {
+	err = g.s.read(ctx, func(c *conn) error {
+		b, err = c.export(ctx, t, after, limit)
+		return err
+	})
+	return b, err
+}
+
+// Finish is store.Target's.
+func (g *target) Finish(ctx context.Context) error {
+	return g.s.w.run(ctx, func(t *tx) error {
+		var epoch string
+		if err := t.row(`SELECT data_epoch, newest_ms FROM import WHERE id = 1`, nil, &epoch, &t.newest); err != nil {
+			return err
+		}
+		t.changed = true
+		if _, err := t.exec(`UPDATE import SET finished_ms = ? WHERE id = 1`, time.Now().UnixMilli()); err != nil {
+			return err
+		}
+		if _, err := t.exec(`UPDATE store SET data_epoch = ? WHERE id = 1`, epoch); err != nil {
+			return err
+		}
+		t.epoch = epoch // for the mark that the commit writes
+		return nil
+	})
+}
+
+// Close is store.Target's.
+func (g *target) Close() error { return g.s.Close() }

@@ -1,0 +1,256 @@
+package settings
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/proto/gen/adminv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// live is a running node whose settings change.
+type live struct {
+	*testenv.Node
+	t *testing.T
+}
+
+// set changes values for all nodes; "" takes one away.
+func (l live) set(pairs ...string) {
+	l.t.Helper()
+	if _, err := set(l.t.Context(), service(l.Node), pairs...); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// hello begins a session of a new login on a device of a class, and gives the
+// answer.
+func (l live) hello(user, device, class string) (*testenv.Client, *clientv1.ServerFrame) {
+	l.t.Helper()
+	c := testenv.Dial(l.t, l.URL(), protocol.Proto)
+	c.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
+		Version: 1, Token: l.Token(user), DeviceId: device, Class: class,
+	}}})
+	f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool {
+		return f.GetWelcome() != nil || f.GetBye() != nil || f.GetError() != nil
+	})
+	return c, f
+}
+
+func (l live) session(user, device, class string) *testenv.Client {
+	l.t.Helper()
+	c, f := l.hello(user, device, class)
+	if f.GetWelcome() == nil {
+		l.t.Fatalf("%s is answered %v", user, f)
+	}
+	return c
+}
+
+// passed is how many of some sends are stored.
+func passed(c *testenv.Client, to string, sends int) int {
+	n := 0
+	for i := range sends {
+		if a := c.Send(testenv.ToUser(to, fmt.Sprint(i))); a.Status == clientv1.Ack_ACK_OK {
+			n++
+		}
+	}
+	return n
+}
+
+// copies is how often an entry reaches a client that does not acknowledge,
+// until nothing came for the time of quiet.
+func copies(c *testenv.Client, quiet time.Duration) int {
+	n := 0
+	for c.TakeWithin(quiet, func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil }) != nil {
+		n++
+	}
+	return n
+}
+
+// Each setting does on a running node what it says, without a restart.
+func TestEverySettingIsLive(t *testing.T) {
+	t.Parallel()
+	n := testenv.Start(t)
+	tests := []struct {
+		keys []string // what it shows
+		test func(t *testing.T, l live)
+	}{
+		{[]string{"gateway.ping_interval", "gateway.pong_timeout"}, heartbeat},
+		{[]string{"gateway.redeliver_after", "gateway.redeliver_count"}, redelivery},
+		{[]string{"gateway.login.mode", "gateway.login.multi", "gateway.login.same_class"}, logins},
+		{[]string{"gateway.limits.user_rate", "gateway.limits.user_burst", "rate.factor"}, userRate},
+		{[]string{"gateway.limits.conversation_rate", "gateway.limits.conversation_burst"}, conversationRate},
+		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
+		{[]string{"receipt.max_members"}, receipts},
+	}
+	shown := map[string]bool{
+		// Connections from loopback are exempt; the gateway's own tests show these.
+		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
+	}
+	for _, tt := range tests {
+		t.Run(strings.Join(tt.keys, ","), func(t *testing.T) {
+			l := live{n, t}
+			tt.test(t, l)
+			var back []string
+			for _, k := range tt.keys {
+				shown[k] = true
+				back = append(back, k, "")
+			}
+			l.set(back...)
+		})
+	}
+	res, err := service(n).ListSettings(t.Context(), &adminv1.ListSettingsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range res.GetSettings() {
+		if strings.HasPrefix(s.GetKey(), "peers.") {
+			continue // of calls between processes: here all roles are in one
+		}
+		if !shown[s.GetKey()] {
+			t.Errorf("nothing shows that %s has an effect", s.GetKey())
+		}
+	}
+}
+
+// heartbeat shrinks in steps, as one change may not end every connection.
+func heartbeat(t *testing.T, l live) {
+	if _, err := set(t.Context(), service(l.Node), "gateway.ping_interval", "200ms", "gateway.pong_timeout", "150ms"); err == nil {
+		t.Error("a heartbeat may shrink at once")
+	}
+	c := l.session("beat", "d", "phone")
+	for ping := 12500 * time.Millisecond; ping >= 187*time.Millisecond; ping /= 2 {
+		pong := min(ping*4/5, 6*time.Second)
+		l.set("gateway.ping_interval", ping.String(), "gateway.pong_timeout", max(pong, 100*time.Millisecond).String())
+	}
+	dead := testenv.Dial(t, l.URL(), protocol.Proto)
+	dead.NoPong = true
+	dead.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{Version: 1, Token: l.Token("dead"), DeviceId: "d"}}})
+	if ms := dead.Answer(1).GetWelcome().GetPingIntervalMs(); ms == 0 || ms >= 400 {
+		t.Errorf("a newcomer is told %d ms", ms)
+	}
+	if code, _ := dead.WaitClosed(testenv.Patience); code == 1000 {
+		t.Errorf("a silent one is closed with %d", code)
+	}
+	if c.Closed() {
+		t.Error("one that answers was closed")
+	}
+}
+
+func redelivery(t *testing.T, l live) {
+	l.set("gateway.redeliver_after", "100ms", "gateway.redeliver_count", "2")
+	a, b := l.session("red-a", "d", "phone"), l.session("red-b", "d", "phone")
+	a.MustSend(testenv.ToUser("red-b", "x"))
+	if got := copies(b, 2*time.Second); got != 3 {
+		t.Errorf("delivered %d times, want once and 2 times again", got)
+	}
+	l.set("gateway.redeliver_count", "1")
+	a.MustSend(testenv.ToUser("red-b", "y"))
+	if got := copies(b, 2*time.Second); got != 2 {
+		t.Errorf("delivered %d times, want once and once again", got)
+	}
+}
+
+func logins(t *testing.T, l live) {
+	phone, web := l.session("log", "p", "phone"), l.session("log", "w", "web")
+	l.set("gateway.login.multi", "1")
+	other := l.session("log", "p2", "phone")
+	phone.WaitClosed(testenv.Patience)
+	if web.Closed() {
+		t.Error("a login of another class ended")
+	}
+	l.set("gateway.login.mode", "reject_new")
+	if _, f := l.hello("log", "p3", "phone"); f.GetWelcome() != nil {
+		t.Error("a login was let in under reject_new")
+	}
+	if other.Closed() {
+		t.Error("reject_new ended a login")
+	}
+	l.set("gateway.login.mode", "kick_old", "gateway.login.same_class", "false")
+	l.session("log", "t", "tablet")
+	other.WaitClosed(testenv.Patience)
+	web.WaitClosed(testenv.Patience)
+}
+
+func userRate(t *testing.T, l live) {
+	l.set("gateway.limits.user_rate", "0.01", "gateway.limits.user_burst", "10", "rate.factor", "0.5")
+	if got := passed(l.session("rate-a", "d", "phone"), "x", 12); got != 5 {
+		t.Errorf("%d of 12 pass with half of 10, want 5", got)
+	}
+	l.set("rate.factor", "2")
+	if got := passed(l.session("rate-b", "d", "phone"), "x", 25); got != 20 {
+		t.Errorf("%d of 25 pass with twice 10, want 20", got)
+	}
+	// The narrowest scope wins: another zone's does not hold, the role's does, and
+	// the node's own wins over it.
+	narrow := func(scope *adminv1.SettingScope, value string) {
+		t.Helper()
+		req := &adminv1.SetSettingsRequest{By: "test", Edits: []*adminv1.SettingEdit{{Key: "rate.factor", Scope: scope, Value: value}}}
+		if _, err := service(l.Node).SetSettings(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	res, err := service(l.Node).ListSettings(t.Context(), &adminv1.ListSettingsRequest{Keys: []string{"rate.factor"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	zone, role := &adminv1.SettingScope{Scope: &adminv1.SettingScope_Zone{Zone: "elsewhere"}}, &adminv1.SettingScope{Scope: &adminv1.SettingScope_Role{Role: "gateway"}}
+	node := &adminv1.SettingScope{Scope: &adminv1.SettingScope_Node{Node: res.GetNodeId()}}
+	narrow(zone, "0.1")
+	if got := passed(l.session("rate-c", "d", "phone"), "x", 25); got != 20 {
+		t.Errorf("%d of 25 pass, want 20: another zone's value holds", got)
+	}
+	narrow(role, "0.4")
+	if got := passed(l.session("rate-d", "d", "phone"), "x", 12); got != 4 {
+		t.Errorf("%d of 12 pass, want 4 by the role's value", got)
+	}
+	narrow(node, "0.3")
+	if got := passed(l.session("rate-e", "d", "phone"), "x", 12); got != 3 {
+		t.Errorf("%d of 12 pass, want 3 by the node's value", got)
+	}
+	for _, s := range []*adminv1.SettingScope{zone, role, node} {
+		narrow(s, "")
+	}
+}
+
+func conversationRate(t *testing.T, l live) {
+	l.set("gateway.limits.conversation_rate", "0.01", "gateway.limits.conversation_burst", "3")
+	c := l.session("conv-a", "d", "phone")
+	if got := passed(c, "conv-b", 5); got != 3 {
+		t.Errorf("%d of 5 pass into one conversation, want 3", got)
+	}
+	if got := passed(c, "conv-c", 2); got != 2 {
+		t.Errorf("%d of 2 pass into another one", got)
+	}
+}
+
+func connectionRate(t *testing.T, l live) {
+	l.set("gateway.limits.connection_rate", "0.01", "gateway.limits.connection_burst", "4")
+	c := l.session("frames", "d", "phone") // hello counts
+	if got := passed(c, "x", 8); got >= 8 {
+		t.Errorf("%d of 8 frames pass, want fewer", got)
+	}
+}
+
+func receipts(t *testing.T, l live) {
+	group := testenv.Group(t, l.URL(), l.Token("rc-a"), "g", "rc-b", "rc-c")
+	a, b := l.session("rc-a", "d", "phone"), l.session("rc-b", "d", "phone")
+	receipt := func(f *clientv1.ServerFrame) bool { return f.GetReceipt() != nil }
+	read := func() {
+		t.Helper()
+		ack := a.MustSend(testenv.To(group, "x"))
+		b.Write(&clientv1.ClientFrame{Id: b.ID(), Kind: &clientv1.ClientFrame_Read{Read: &clientv1.Read{ConversationId: group, Seq: ack.Seq}}})
+	}
+	read()
+	a.Take("a receipt in a group of three", receipt)
+	l.set("receipt.max_members", "2")
+	for a.TakeWithin(2*time.Second, receipt) != nil { // those on their way
+	}
+	read()
+	if f := a.TakeWithin(2*time.Second, receipt); f != nil {
+		t.Errorf("a receipt in a group of three, for two at most: %v", f)
+	}
+}
