@@ -17,7 +17,10 @@ const maxDraws = 1000
 type shards struct {
 	node im.NodeID
 	view func() *control.View
-	last atomic.Pointer[shardsOf]
+	// points is how many points a node of weight 1 has on the ring; nil = the
+	// default. It must be what callers use to find this node.
+	points func() int
+	last   atomic.Pointer[shardsOf]
 }
 
 // shardsOf is the answer for one view.
@@ -35,20 +38,24 @@ func (s *shards) current() store.Ring {
 	}
 	out := &shardsOf{view: v, ring: store.Ring{Node: s.node}}
 	if v != nil {
-		out.ring = ringOf(s.node, v)
+		points := ring.DefaultPoints
+		if s.points != nil {
+			points = s.points()
+		}
+		out.ring = ringOf(s.node, v, points)
 	}
 	s.last.Store(out)
 	return out.ring
 }
 
 // ringOf is the part of the ring of the state nodes that is node's.
-func ringOf(node im.NodeID, v *control.View) store.Ring {
+func ringOf(node im.NodeID, v *control.View, points int) store.Ring {
 	out := store.Ring{Node: node, Cluster: v.Cluster, Revision: v.Revision}
 	var members []ring.Node
 	for _, n := range v.With("state") {
 		members = append(members, ring.Node{ID: string(n.ID), Weight: n.Weight})
 	}
-	r, err := ring.New(members, ring.DefaultPoints)
+	r, err := ring.New(members, points)
 	if err != nil || r.Len() == 0 {
 		return out
 	}

@@ -13,7 +13,7 @@ func TestTheRingSharesTheShardsOut(t *testing.T) {
 		return control.Node{ID: im.NodeID(id), Roles: []string{"state"}, State: s, Weight: 1}
 	}
 	v := &control.View{Revision: 7, Cluster: 3, Nodes: []control.Node{node("a", control.Serving), node("b", control.Serving), node("c", control.Draining)}}
-	a, b, c := ringOf("a", v), ringOf("b", v), ringOf("c", v)
+	a, b, c := ringOf("a", v, 160), ringOf("b", v, 160), ringOf("c", v, 160)
 	if a.Node != "a" || a.Revision != 7 || a.Cluster != 3 {
 		t.Errorf("%+v", a)
 	}
@@ -29,7 +29,7 @@ func TestTheRingSharesTheShardsOut(t *testing.T) {
 	if owned < ring.Shards/4 || owned > ring.Shards*3/4 {
 		t.Errorf("a has %d shards", owned)
 	}
-	if r := ringOf("a", &control.View{}); r.Mine != nil {
+	if r := ringOf("a", &control.View{}, 0); r.Mine != nil {
 		t.Error("an empty view gives shards")
 	}
 }

@@ -56,6 +56,7 @@ type Deps struct {
 	PushHome func(conv string) im.NodeID
 	Gateway  func(im.NodeID) gatewayClient
 	View     func() *control.View
+	Points   func() int // of a node on the ring; nil = the default
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -138,7 +139,7 @@ func (s *State) Start(ctx context.Context) error {
 	}
 	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
 	if owned, ok := st.(store.Sharded); ok && owned.Segmented() {
-		c.shards = &shards{node: s.Node, view: s.View}
+		c.shards = &shards{node: s.Node, view: s.View, points: s.Points}
 		owned.Follow(c.shards.current)
 	}
 	n := s.cfg.Lanes

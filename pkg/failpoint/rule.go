@@ -61,6 +61,7 @@ const (
 func Defects() []Defect {
 	return []Defect{
 		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
+		PlainReadFence, EarlyHead,
 		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
 	}
 }
