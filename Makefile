@@ -46,6 +46,7 @@ known-bad: ## Have drills find each known defect; writes the table in docs/relia
 	$(PLAIN) build -trimpath -tags drill -o bin/imd-drill .
 	IMD_TEST_BIN=$(CURDIR)/bin/imd-drill IMD_TEST_TABLE=$(CURDIR)/docs/reliability.md \
 		$(PLAIN) test -trimpath -tags drill -count=1 -timeout 45m -run KnownBad -v ./test/drill
+	$(PLAIN) test -trimpath -tags drill -count=1 -run KnownBad -v ./test/segment
 
 .PHONY: lint
 lint: ## Check formatting, and what go vet and buf find

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/ring"
@@ -302,4 +303,30 @@ func TestALateCallStoresNothing(t *testing.T) {
 func mustNeeds(rows []store.AppendRow) (needs []segment.Need) {
 	needs, _ = needsOf(rows)
 	return needs
+}
+
+// A copy of another store goes on behind its heads, whatever the allocator.
+func TestACopyMayNumberFromSegments(t *testing.T) {
+	dsn := fresh(t, testenv.SharedPostgres(t))
+	g, err := OpenTarget(t.Context(), named(t, numbered(dsn, store.Numbering{Allocator: store.Segment})), zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := g.Begin(t.Context(), store.Origin{DataEpoch: "e"}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := pgx.Connect(t.Context(), strings.Split(dsn, "&")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Exec(t.Context(), `INSERT INTO conversation (id, kind, name, user_a, user_b, head, version, head_version) VALUES ('g_old', 2, '', '', '', 42, 1, 1)`)
+	if err := errors.Join(err, c.Close(t.Context()), g.Finish(t.Context()), g.Close()); err != nil {
+		t.Fatal(err)
+	}
+	p := &party{Store: openAt(t, dsn), t: t}
+	defer p.Close()
+	got := p.answer(sendBy("g_old", "", ""))[0] // the system needs no membership
+	if !p.Segmented() || got.Err != nil || got.Seq != 43 || got.PrevSeq != 42 {
+		t.Errorf("segmented %v, %+v", p.Segmented(), got)
+	}
 }
