@@ -77,7 +77,7 @@ func newPlane(d *drill) (*plane, error) {
 	}
 	for i := range d.Layout.Etcd {
 		n := d.child(memberName(i))
-		n.health = p.urls[i] + "/health"
+		n.check = func() bool { return answers(p.urls[i] + "/health") }
 		n.args = []string{"etcd", "--name", memberName(i), "--data-dir", n.dir, "--listen-client", p.urls[i], "--listen-peer", "http://" + targets[i],
 			"--advertise-peer", "http://" + fronts[i], "--cluster", strings.Join(cluster, ","), "--heartbeat", "100ms", "--election", "1s"}
 		p.members = append(p.members, n)
