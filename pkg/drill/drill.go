@@ -225,10 +225,8 @@ func (d *drill) run() error {
 			return err
 		}
 	}
-	for _, n := range d.nodes {
-		if err := n.begin(); err != nil {
-			return err
-		}
+	if err := beginAll(d.nodes); err != nil {
+		return err
 	}
 	if d.plane != nil {
 		if err := d.plane.beginWitnesses(); err != nil {

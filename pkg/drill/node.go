@@ -71,6 +71,17 @@ func (n *node) begin() error {
 	return n.beginLocked()
 }
 
+// beginAll starts nodes together: one may not be ready without another.
+func beginAll(nodes []*node) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { errs[i] = n.begin() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
 func (n *node) beginLocked() error {
 	log, err := os.OpenFile(n.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {

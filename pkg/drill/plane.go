@@ -108,13 +108,7 @@ func (p *plane) begin() error {
 // startMembers starts all members that do not run, together, since none is ready
 // without a majority.
 func (p *plane) startMembers() error {
-	errs := make([]error, len(p.members))
-	var wg sync.WaitGroup
-	for i, m := range p.members {
-		wg.Go(func() { errs[i] = m.begin() })
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := beginAll(p.members); err != nil {
 		return err
 	}
 	ctx, cancel := healing(p.d.ctx)
