@@ -149,6 +149,7 @@ func (f *drillFlags) check() (err error) {
 		return usagef("--settle: %v is less than 1s", o.Settle)
 	}
 	o.Duration = time.Duration(f.minutes * float64(time.Minute)).Round(time.Millisecond)
+	o.Name = f.layout
 	if known, ok := drill.Layouts()[f.layout]; ok {
 		o.Layout = known
 	} else if o.Layout, err = drill.ReadLayout(f.layout); err != nil {

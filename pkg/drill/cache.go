@@ -43,8 +43,14 @@ func newCache(d *drill) (*cache, error) {
 	return c, os.MkdirAll(c.dir, 0o700)
 }
 
-// do carries out one command without arguments.
-func (c *cache) do(command string) error {
+// mixed gives each remembered send the answer of another.
+const mixed = `local keys, values = redis.call('KEYS', 'imd:dd:*'), {}
+for i, key in ipairs(keys) do values[i] = redis.call('GET', key) end
+for i, key in ipairs(keys) do redis.call('SET', key, values[i % #keys + 1], 'KEEPTTL') end
+return redis.status_reply('OK')`
+
+// do carries out one command.
+func (c *cache) do(command ...string) error {
 	conn, err := net.DialTimeout("tcp", c.address, time.Second)
 	if err != nil {
 		return err
@@ -53,12 +59,17 @@ func (c *cache) do(command string) error {
 	if err := conn.SetDeadline(time.Now().Add(callLimit)); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(conn, "%s\r\n", command); err != nil {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%d\r\n", len(command))
+	for _, word := range command {
+		fmt.Fprintf(&b, "$%d\r\n%s\r\n", len(word), word)
+	}
+	if _, err := conn.Write([]byte(b.String())); err != nil {
 		return err
 	}
 	line, err := bufio.NewReader(conn).ReadString('\n')
 	if err == nil && !strings.HasPrefix(line, "+") {
-		err = fmt.Errorf("redis answers %s with %q", command, line)
+		err = fmt.Errorf("redis answers %s with %q", command[0], line)
 	}
 	return err
 }

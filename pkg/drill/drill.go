@@ -27,6 +27,7 @@ type Options struct {
 	Exe      string // the program whose serve the nodes run
 	Dir      string // an empty or new folder for data, logs and the history
 	Layout   Layout
+	Name     string // of the layout, for the outcome
 	Seed     uint64
 	Kinds    []Kind
 	Duration time.Duration // of the load under faults
@@ -50,7 +51,7 @@ type Options struct {
 
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
-	return Options{Layout: AllInOne(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
+	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
 		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
 }
 
@@ -176,7 +177,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	d.ctx = ctx
-	d.out = Outcome{Seed: o.Seed, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
+	d.out = Outcome{Seed: o.Seed, Layout: o.Name, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
 	began := time.Now()
 	err := d.run()
 	d.tell(Progress{Phase: "stop", Done: -1})

@@ -42,7 +42,7 @@ type fault struct {
 func (b *breaker) carryOut(ctx context.Context, e Event) error {
 	f := &fault{Event: e, b: b, rng: rand.New(rand.NewPCG(e.Seed, 1))}
 	candidates := b.nodes
-	if a := traitOf(e.Kind).area; a == links || a == peers {
+	if all := traitOf(e.Kind).areas(); all[0] == peers || slices.Contains(all, links) {
 		candidates = b.entrances()
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
@@ -55,7 +55,7 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
 		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,
 		PgLock: (*fault).pgLock, PgPool: (*fault).pgPool, PgPartition: (*fault).pgPartition,
-		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart,
+		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
 		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
 		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).ownerPause, RingChurn: (*fault).ringChurn,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,

@@ -57,6 +57,7 @@ const (
 	RedisFlush   Kind = "redis-flush"   // Redis forgets everything
 	RedisStall   Kind = "redis-stall"   // Redis stands still
 	RedisRestart Kind = "redis-restart" // Redis is killed, and started again empty
+	RedisMix     Kind = "redis-mix"     // answers are lost, and Redis gives remembered sends the answers of others
 
 	RolePartition  Kind = "role-partition"  // nothing gets through between one node and the others
 	RoleBlackhole  Kind = "role-blackhole"  // the same, and nothing between it and the stores
@@ -156,6 +157,7 @@ var traits = []trait{
 	{kind: RedisFlush, area: caches, min: 0, max: 0, redis: true},
 	{kind: RedisStall, area: caches, min: 1000 * ms, max: 8000 * ms, redis: true},
 	{kind: RedisRestart, area: caches, min: 0, max: 4000 * ms, redis: true},
+	{kind: RedisMix, area: caches, min: 1500 * ms, max: 3000 * ms, also: []area{links}, redis: true},
 	{kind: RolePartition, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true},
 	{kind: RoleBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true, also: []area{stores, caches}},
 	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, levels: []string{"20ms", "100ms", "400ms"}},

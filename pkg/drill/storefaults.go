@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"syscall"
+	"time"
 )
 
-// terminateEvery is between two rounds that end what commits.
-const terminateEvery = 50 * ms
+const (
+	terminateEvery = 50 * ms // between two rounds that end what commits
+	mixEvery       = 50 * ms // between two rounds that mix answers up
+)
 
 // pgKill crashes Postgres.
 func (f *fault) pgKill(ctx context.Context) error {
@@ -85,6 +88,20 @@ func (f *fault) pgPartition(ctx context.Context) error {
 }
 
 func (f *fault) redisFlush(context.Context) error { return f.b.cache.do("FLUSHALL") }
+
+// redisMix gives remembered sends the answers of others, first while answers are
+// lost, so that many devices ask again.
+func (f *fault) redisMix(ctx context.Context) error {
+	f.mute(false)
+	end := time.Now().Add(f.For)
+	hold(ctx, lost)
+	err := f.b.cache.do("EVAL", mixed, "0")
+	f.unmute()
+	for err == nil && time.Now().Before(end) && hold(ctx, mixEvery) {
+		err = f.b.cache.do("EVAL", mixed, "0")
+	}
+	return err
+}
 
 func (f *fault) redisStall(ctx context.Context) error {
 	if err := f.b.cache.freeze(true); err != nil {
