@@ -36,9 +36,9 @@ drill: build ## Break a cluster on this machine for 10 minutes and judge the his
 
 .PHONY: drill-regressions
 drill-regressions: build ## Play the drills again that once found a defect
-	@grep -v '^#' test/drill/regressions.txt | while read -r seed minutes what; do \
-		echo "seed $$seed: $$what"; \
-		bin/imd drill replay $$seed --minutes $$minutes || exit 1; \
+	@grep -v '^#' test/drill/regressions.txt | while read -r layout seed minutes what; do \
+		echo "$$layout, seed $$seed: $$what"; \
+		bin/imd drill replay $$seed --layout $$layout --minutes $$minutes || exit 1; \
 	done
 
 .PHONY: known-bad
