@@ -137,7 +137,7 @@ func (f *benchFlags) addServerSide(c *cobra.Command) {
 	fl := c.Flags()
 	fl.StringVar(&f.opsServer, "ops-server", "", "URL of the ops listener, to lift the rate limits (default: the node of the data folder)")
 	fl.StringVar(&f.opsTokenFile, "ops-token-file", "", "file with the admin key for --ops-server (default: the key of the data folder)")
-	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure, as name=pid (default: the node of the data folder)")
+	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure beside the node of the data folder, each with its children, as name=pid or, for what listens there, name=:port")
 }
 
 // check refuses what makes no sense.
@@ -210,14 +210,9 @@ func (f *benchFlags) target() (*credential, error) {
 		}
 		o.Sources = append(o.Sources, a)
 	}
-	o.Processes = map[string]int{}
-	for _, s := range f.processes {
-		name, v, _ := strings.Cut(s, "=")
-		pid, err := strconv.Atoi(v)
-		if err != nil || name == "" {
-			return nil, usagef("--process: %q is not name=pid", s)
-		}
-		o.Processes[name] = pid
+	var err error
+	if o.Processes, err = parseProcesses(f.processes); err != nil {
+		return nil, err
 	}
 	cred, err := f.credential()
 	if err != nil {
@@ -240,10 +235,31 @@ func (f *benchFlags) target() (*credential, error) {
 		}
 		o.Addresses = append(o.Addresses, a)
 	}
-	if p, err := f.local(); err == nil && len(f.processes) == 0 {
+	if p, err := f.local(); err == nil && o.Processes["imd"] == 0 && !slices.Contains(slices.Collect(maps.Values(o.Processes)), p.PID) {
 		o.Processes["imd"] = p.PID
 	}
 	return cred, nil
+}
+
+// parseProcesses reads processes like postgres=:5432 or gateway=1234: a port
+// stands for the process that listens there.
+func parseProcesses(named []string) (map[string]int, error) {
+	all := map[string]int{}
+	for _, s := range named {
+		name, v, _ := strings.Cut(s, "=")
+		text, port := strings.CutPrefix(v, ":")
+		n, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || name == "" || n == 0 || all[name] != 0 {
+			return nil, usagef("--process: %q is not another name=pid or name=:port", s)
+		}
+		all[name] = int(n)
+		if port {
+			if all[name], err = bench.ListenerOn(int(n)); err != nil {
+				return nil, usagef("--process: %s: %v", name, err)
+			}
+		}
+	}
+	return all, nil
 }
 
 // local is the node of the data folder, if that is the server meant.

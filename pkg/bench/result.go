@@ -3,12 +3,10 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -85,7 +83,7 @@ type Sample struct {
 	Max        float64 `json:"max_ms"`
 }
 
-// Process is one server process.
+// Process is one server process with those that descend from it.
 type Process struct {
 	Name        string  `json:"name"`
 	PID         int     `json:"pid"`
@@ -209,26 +207,6 @@ func thisMachine() Machine {
 		m.Kernel = unix.ByteSliceToString(un.Release[:])
 	}
 	return m
-}
-
-// clockTicks is the kernel's unit of CPU times in /proc.
-const clockTicks = 100
-
-// usage reads a process's CPU time in seconds and its resident bytes.
-func usage(pid int) (cpu float64, rss int64, err error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	_, rest, ok := strings.Cut(string(raw), ") ")
-	f := strings.Fields(rest)
-	if !ok || len(f) < 22 {
-		return 0, 0, fmt.Errorf("/proc/%d/stat has another form", pid)
-	}
-	ut, _ := strconv.ParseFloat(f[11], 64)
-	st, _ := strconv.ParseFloat(f[12], 64)
-	pages, _ := strconv.ParseInt(f[21], 10, 64)
-	return (ut + st) / clockTicks, pages * int64(os.Getpagesize()), nil
 }
 
 // ownCPU is this process's CPU time in seconds.

@@ -28,7 +28,7 @@ type Options struct {
 	// Log reads logs as the system; a recorded run wants it.
 	Log ReadLog
 
-	Processes   map[string]int // the server's process ids, by name; empty = it is elsewhere
+	Processes   map[string]int // the server's process ids, by name, each with all that descend from it; empty = it is elsewhere
 	Conns       int            // devices
 	Users       int            // users they belong to; 0 = each to one of its own
 	Outstanding int            // unanswered operations that each device keeps; closed loop
