@@ -90,7 +90,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
+	if !in("hot") {
+		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
+	}
 	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
 	fl.Uint64Var(&o.Seed, "seed", 1, "for everything random")
 	fl.StringVar(&f.encoding, "encoding", "proto", "proto or json")
@@ -98,15 +100,22 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	fl.StringSliceVar(&f.sources, "source-addrs", nil, "local addresses to connect from, in turn; one has about 28,000 ports")
 	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
 	o.Outstanding, o.Size = 1, 128
-	if !in("connect", "resume") {
+	switch {
+	case in("hot"):
+		fl.IntVar(&o.Outstanding, "outstanding", 8, "unanswered messages that each sender into the hot conversation keeps, 1 to 32")
+		fl.Float64Var(&o.Rate, "rate", 500, "messages a second into the other conversations in all")
+		fl.IntVar(&o.Senders, "senders", 50, "of the devices, those that write into the hot conversation; all others are pairs")
+	case !in("connect", "resume"):
 		fl.IntVar(&o.Outstanding, "outstanding", 1, "unanswered operations each device keeps, 1 to 32; without --rate")
 		fl.Float64Var(&o.Rate, "rate", 0, "operations a second in all; 0 = as fast as answers come")
+	}
+	if !in("connect", "resume") {
 		fl.DurationVar(&o.Warmup, "warmup", 2*time.Second, "how long to run before measuring")
 	}
 	if !in("connect") {
 		fl.IntVar(&o.Size, "size", 128, "bytes of text in each message, 16 to 16000")
 	}
-	if !in("connect") && !f.inPairs {
+	if !in("connect", "repeat") && !f.inPairs {
 		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
 	}
@@ -164,6 +173,8 @@ func (f *benchFlags) check() error {
 		return usagef("--entries: %d is not within 1 and 100000", o.Entries)
 	case o.Page < 0 || o.Page > protocol.MaxHistoryLimit:
 		return usagef("--page: %d is not within 1 and %d", o.Page, protocol.MaxHistoryLimit)
+	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
+		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
 	}

@@ -274,7 +274,11 @@ func (v *fakeConv) page(after int64) *clientv1.Page {
 // options starts the server and gives those of a short run against it.
 func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
-	return Options{Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
+	rate := 0.0
+	if scenario == "hot" {
+		rate = 100
+	}
+	return Options{Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
 		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {

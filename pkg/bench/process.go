@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -50,23 +49,35 @@ func usage(pid int) (cpu float64, rss int64, err error) {
 		return 0, 0, err
 	}
 	cpu, rss = root.cpu, root.rss
-	children := childrenOf()
-	for below := slices.Clone(children[pid]); len(below) > 0; below = below[1:] {
+	for below := childrenOf(pid); len(below) > 0; below = below[1:] {
 		if s, err := statOf(below[0]); err == nil { // else it has just ended
 			cpu += s.cpu
 			rss += max(s.rss-shared(below[0]), 0)
-			below = append(below, children[below[0]]...)
+			below = append(below, childrenOf(below[0])...)
 		}
 	}
 	return cpu, rss, nil
 }
 
-// childrenOf lists the processes of the machine by parent.
-func childrenOf() map[int][]int {
-	all := map[int][]int{}
-	for _, pid := range pids() {
-		if s, err := statOf(pid); err == nil {
-			all[s.parent] = append(all[s.parent], pid)
+// childrenOf lists the children of a process, which are those of its threads. A
+// kernel that does not list them (CONFIG_PROC_CHILDREN) is asked for all
+// processes.
+func childrenOf(pid int) (all []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		raw, _ := os.ReadFile(list) // the thread may have ended
+		for _, f := range strings.Fields(string(raw)) {
+			if child, err := strconv.Atoi(f); err == nil {
+				all = append(all, child)
+			}
+		}
+	}
+	if len(lists) > 0 {
+		return all
+	}
+	for _, child := range pids() {
+		if s, err := statOf(child); err == nil && s.parent == pid {
+			all = append(all, child)
 		}
 	}
 	return all

@@ -30,18 +30,19 @@ type Result struct {
 	Operations int64              `json:"operations"`
 	Deliveries int64              `json:"deliveries"`
 	Delivered  float64            `json:"deliveries_per_second"`
-	Entries    int64              `json:"entries,omitempty"` // read with pages
-	Latency    map[string]Latency `json:"latency"`           // by what was measured: ack, deliver, connect, ...
-	Primary    string             `json:"primary"`           // the one that Series and comparisons are about
-	Errors     map[string]int64   `json:"errors"`            // by reason
-	Failed     int64              `json:"failed"`            // operations without success
-	Processes  []Process          `json:"processes"`         // the server's, as far as they are on this machine
-	ClientCPU  float64            `json:"client_cpu_s"`      // of this process, in the measured part
-	ClientEach float64            `json:"client_us_each"`    // the same per operation, microseconds
-	Share      float64            `json:"client_share"`      // client / (client + server); 0 if the server is elsewhere
-	PerOp      float64            `json:"server_us_each"`    // server CPU per operation, microseconds
-	Series     []Sample           `json:"series"`            // one a second
-	LimitsOff  bool               `json:"limits_off"`        // the server's rate limits were lifted
+	Entries    int64              `json:"entries,omitempty"`      // read with pages
+	Latency    map[string]Latency `json:"latency"`                // by what was measured: ack, deliver, connect, ...
+	Primary    string             `json:"primary"`                // the one that Series and comparisons are about
+	Beside     float64            `json:"beside_ratio,omitempty"` // hot: ack p99 of the other conversations beside it / before it
+	Errors     map[string]int64   `json:"errors"`                 // by reason
+	Failed     int64              `json:"failed"`                 // operations without success
+	Processes  []Process          `json:"processes"`              // the server's, as far as they are on this machine
+	ClientCPU  float64            `json:"client_cpu_s"`           // of this process, in the measured part
+	ClientEach float64            `json:"client_us_each"`         // the same per operation, microseconds
+	Share      float64            `json:"client_share"`           // client / (client + server); 0 if the server is elsewhere
+	PerOp      float64            `json:"server_us_each"`         // server CPU per operation, microseconds
+	Series     []Sample           `json:"series"`                 // one a second
+	LimitsOff  bool               `json:"limits_off"`             // the server's rate limits were lifted
 	Recorded   string             `json:"recorded,omitempty"`
 }
 
@@ -109,6 +110,9 @@ func (r *runner) result(why error) *Result {
 			res.Ended = "interrupted"
 		}
 	}
+	if r.o.Scenario == "hot" { // the rate is that of the other conversations
+		res.Offered = 0
+	}
 	if r.took > 0 {
 		res.Achieved, res.Delivered = float64(r.ops)/r.took, float64(r.deliveries)/r.took
 	}
@@ -119,6 +123,9 @@ func (r *runner) result(why error) *Result {
 		if rec == r.primary {
 			res.Primary = name
 		}
+	}
+	if calm := res.Latency["calm"].P99; calm > 0 {
+		res.Beside = res.Latency["beside"].P99 / calm
 	}
 	r.shares(res)
 	return res
@@ -154,12 +161,14 @@ func (o *Options) told() map[string]any {
 		}
 	}
 	if o.Rate > 0 {
-		set("rate", o.Rate, "send", "fanout", "history", "sync", "mix")
-	} else {
-		set("outstanding", max(o.Outstanding, 1), "send", "fanout", "history", "sync", "mix")
+		set("rate", o.Rate)
 	}
-	set("warmup_s", o.Warmup.Seconds(), "send", "fanout", "history", "sync", "mix")
-	set("size", o.Size, "send", "fanout", "history", "sync", "resume", "mix")
+	if o.Rate == 0 || o.Scenario == "hot" {
+		set("outstanding", max(o.Outstanding, 1), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	}
+	set("warmup_s", o.Warmup.Seconds(), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	set("size", o.Size, "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
+	set("senders", o.Senders, "hot")
 	set("page", o.Page, "history", "mix")
 	set("entries", o.Entries, "history")
 	set("conversations", o.Conversations, "sync", "resume")

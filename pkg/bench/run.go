@@ -23,7 +23,7 @@ type Options struct {
 	Encoding  protocol.Encoding
 	// Token makes a token for a user. It is called from several goroutines.
 	Token func(ctx context.Context, user string) (string, error)
-	// Group makes a group of the owner and the members; fanout and mix want it.
+	// Group makes a group of the owner and the members; fanout, mix and hot want it.
 	Group func(ctx context.Context, owner string, members []string) (conv string, err error)
 	// Log reads logs as the system; a recorded run wants it.
 	Log ReadLog
@@ -50,6 +50,7 @@ type Options struct {
 	Entries       int // history: entries of each conversation
 	Page          int // history: entries of a page
 	GroupSize     int // mix: members of a group
+	Senders       int // hot: devices that write into the hot conversation
 	Mix           Mix // mix: shares of the operations; zero = DefaultMix
 
 	Record   *history.Recorder // where to record; nil = nowhere. The caller closes it
@@ -119,6 +120,8 @@ var scenarios = map[string]scenario{
 	"connect": {"open connections, authenticate, and keep them idle", (*runner).connectOnly},
 	"send":    {"pairs of a sender and a receiver", (*runner).sendPairs},
 	"fanout":  {"one group with everybody online; one sender", (*runner).fanout},
+	"hot":     {"one conversation written to as fast as it goes, beside others at a rate", (*runner).hot},
+	"repeat":  {"send messages, and the same messages again", (*runner).repeat},
 	"history": {"read pages of conversations", (*runner).readHistory},
 	"sync":    {"ask what has changed, as users with many conversations", (*runner).syncs},
 	"resume":  {"drop all connections at once and let every device come back", (*runner).resume},
@@ -193,6 +196,7 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 	r.h = &host{l: l, enc: o.Encoding, addresses: o.Addresses, rng: mrand.New(mrand.NewPCG(o.Seed, 2)),
 		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.received, refused: r.refused}
 	r.meter.init(o, l)
+	r.h.acks = r.recorder("ack")
 	return r
 }
 

@@ -27,7 +27,9 @@ func (r *runner) connectOnly() error {
 // sendTo makes the operation of sending into a lane; it ends with the answer.
 func (r *runner) sendTo(rec *recorder, pick func(s *source) *lane) func(*source, time.Duration) {
 	return func(s *source, at time.Duration) {
-		s.d.out.send(pick(s), at, func(p *send, a *ackIn) {
+		to := pick(s)
+		to.rec = rec
+		s.d.out.send(to, at, func(p *send, a *ackIn) {
 			if a.status == clientv1.Ack_ACK_OK {
 				r.done(rec, p.intended)
 			} else {
