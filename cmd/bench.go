@@ -23,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/history"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store/synthetic"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -34,7 +35,7 @@ type benchFlags struct {
 	encoding, mix, record        string
 	report                       string
 	sources, gateways, processes []string
-	verify                       bool
+	verify, loaded               bool
 	inPairs                      bool // for overhead, which records by itself
 }
 
@@ -132,6 +133,16 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if in("history") {
 		fl.IntVar(&o.Entries, "entries", 200, "entries of each conversation")
 	}
+	if in("history", "sync") {
+		fl.StringVar(&o.Reader, "reader", "", "user that exists, who reads what is there in place of what bench writes")
+		fl.BoolVar(&f.loaded, "loaded", false, "read what bench load has made: --reader is its busy user and --conversation its group")
+	}
+	if in("history") {
+		fl.StringVar(&o.Conversation, "conversation", "", "with --reader: the conversation to read")
+	}
+	if in("sync") {
+		fl.IntVar(&o.Changed, "changed", 50, "with --reader: direct conversations that get a message before each sync")
+	}
 	if in("history", "mix") {
 		fl.IntVar(&o.Page, "page", 50, "entries of a page, 1 to 500")
 	}
@@ -178,9 +189,37 @@ func (f *benchFlags) check() error {
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
 	}
+	if err := f.checkReader(); err != nil {
+		return err
+	}
 	var err error
 	o.Mix, err = parseMix(f.mix)
 	return err
+}
+
+// checkReader refuses half of what reading a store that is there wants.
+func (f *benchFlags) checkReader() error {
+	o := &f.o
+	if f.loaded {
+		if o.Reader != "" || o.Conversation != "" {
+			return usagef("--loaded is a reader and a conversation: it goes without --reader and --conversation")
+		}
+		o.Reader = string(synthetic.User(0))
+		if o.Scenario == "history" {
+			o.Conversation = string(synthetic.Group)
+		}
+	}
+	switch {
+	case o.Scenario == "history" && (o.Reader == "") != (o.Conversation == ""):
+		return usagef("--reader and --conversation go together")
+	case o.Reader != "" && (f.record != "" || o.Users != 0):
+		return usagef("--reader goes without --record and --users")
+	case o.Scenario == "sync" && o.Reader != "" && (o.Changed < 1 || o.Changed > 1000):
+		return usagef("--changed: %d is not within 1 and 1000", o.Changed)
+	case o.Scenario == "sync" && o.Reader != "" && (o.Rate != 0 || o.Outstanding != 1):
+		return usagef("--reader makes one sync after the other, without --rate and --outstanding")
+	}
+	return nil
 }
 
 // parseMix reads shares like direct=60,sync=40.
@@ -307,7 +346,7 @@ func (f *benchFlags) prepare() (*benchSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := raiseFiles(f.o.Conns + 100); err != nil {
+	if err := raiseFiles(f.o.Conns + 1100); err != nil {
 		return nil, err
 	}
 	side := &benchSide{f: f, cred: cred}

@@ -39,6 +39,7 @@ type fake struct {
 	silent func(n int) bool                                             // swallow the send
 	lose   func(conv string, seq int64) bool                            // do not deliver
 	cut    int                                                          // cut the connection after so many sends, once
+	forget string                                                       // a conversation that sync does not tell of
 	heals  bool                                                         // tell of what was lost a little later, as a comparison of heads does
 	hint   func(conv string, seq int64) bool                            // write a head in place of a deliver
 	drain  int                                                          // write drain at that send
@@ -250,7 +251,15 @@ func (c *fakeConn) sync(id uint32) {
 	r := &clientv1.SyncResult{SyncToken: "t", DataEpoch: "e"}
 	for conv, v := range c.f.convs {
 		if slices.Contains(v.users, c.user) {
-			r.Conversations = append(r.Conversations, &clientv1.ConversationState{ConversationId: conv, HeadSeq: int64(len(v.entries)), Role: clientv1.Role_ROLE_MEMBER})
+			st := &clientv1.ConversationState{ConversationId: conv, HeadSeq: int64(len(v.entries)), Role: clientv1.Role_ROLE_MEMBER}
+			for _, u := range v.users {
+				if u != c.user && len(v.users) == 2 {
+					st.PeerId = u
+				}
+			}
+			if c.f.forget != conv {
+				r.Conversations = append(r.Conversations, st)
+			}
 		}
 	}
 	c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: r}})

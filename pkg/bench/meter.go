@@ -21,6 +21,7 @@ type meter struct {
 	ops        int64 // operations done in the measured part
 	deliveries int64 // of messages, in the measured part
 	entries    int64 // read with pages
+	states     int64 // of conversations, read with syncs
 	open       int   // operations that have begun and not ended
 	lastSeen   time.Duration
 
@@ -64,7 +65,7 @@ func (m *meter) begin() {
 		r.reset()
 	}
 	clear(m.errors)
-	m.series = nil
+	m.series, m.entries, m.states = nil, 0, 0
 	m.clock.tick()
 	m.ops, m.deliveries, m.fails, m.lastOps, m.lastDel = 0, 0, 0, 0, 0
 	m.measuring, m.began, m.ownCPU = true, max(m.clock.now, 1), ownCPU()

@@ -30,19 +30,20 @@ type Result struct {
 	Operations int64              `json:"operations"`
 	Deliveries int64              `json:"deliveries"`
 	Delivered  float64            `json:"deliveries_per_second"`
-	Entries    int64              `json:"entries,omitempty"`      // read with pages
-	Latency    map[string]Latency `json:"latency"`                // by what was measured: ack, deliver, connect, ...
-	Primary    string             `json:"primary"`                // the one that Series and comparisons are about
-	Beside     float64            `json:"beside_ratio,omitempty"` // hot: ack p99 of the other conversations beside it / before it
-	Errors     map[string]int64   `json:"errors"`                 // by reason
-	Failed     int64              `json:"failed"`                 // operations without success
-	Processes  []Process          `json:"processes"`              // the server's, as far as they are on this machine
-	ClientCPU  float64            `json:"client_cpu_s"`           // of this process, in the measured part
-	ClientEach float64            `json:"client_us_each"`         // the same per operation, microseconds
-	Share      float64            `json:"client_share"`           // client / (client + server); 0 if the server is elsewhere
-	PerOp      float64            `json:"server_us_each"`         // server CPU per operation, microseconds
-	Series     []Sample           `json:"series"`                 // one a second
-	LimitsOff  bool               `json:"limits_off"`             // the server's rate limits were lifted
+	States     int64              `json:"conversations,omitempty"` // told of by syncs
+	Entries    int64              `json:"entries,omitempty"`       // read with pages
+	Latency    map[string]Latency `json:"latency"`                 // by what was measured: ack, deliver, connect, ...
+	Primary    string             `json:"primary"`                 // the one that Series and comparisons are about
+	Beside     float64            `json:"beside_ratio,omitempty"`  // hot: ack p99 of the other conversations beside it / before it
+	Errors     map[string]int64   `json:"errors"`                  // by reason
+	Failed     int64              `json:"failed"`                  // operations without success
+	Processes  []Process          `json:"processes"`               // the server's, as far as they are on this machine
+	ClientCPU  float64            `json:"client_cpu_s"`            // of this process, in the measured part
+	ClientEach float64            `json:"client_us_each"`          // the same per operation, microseconds
+	Share      float64            `json:"client_share"`            // client / (client + server); 0 if the server is elsewhere
+	PerOp      float64            `json:"server_us_each"`          // server CPU per operation, microseconds
+	Series     []Sample           `json:"series"`                  // one a second
+	LimitsOff  bool               `json:"limits_off"`              // the server's rate limits were lifted
 	Recorded   string             `json:"recorded,omitempty"`
 }
 
@@ -101,7 +102,7 @@ func (r *runner) result(why error) *Result {
 	res := &Result{
 		Scenario: r.o.Scenario, Began: time.Now().Add(-time.Since(r.l.base)).UTC().Format(time.RFC3339), Machine: thisMachine(),
 		Encoding: r.o.Encoding.String(), Seed: r.o.Seed, Options: r.o.told(), Seconds: r.took, Offered: r.o.Rate, Operations: r.ops,
-		Deliveries: r.deliveries, Entries: r.entries, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
+		Deliveries: r.deliveries, Entries: r.entries, States: r.states, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
 		ClientCPU: r.ownCPU, Processes: r.processes, Series: r.series,
 	}
 	if why != nil {
@@ -169,9 +170,17 @@ func (o *Options) told() map[string]any {
 	set("warmup_s", o.Warmup.Seconds(), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
 	set("size", o.Size, "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
 	set("senders", o.Senders, "hot")
+	if o.Reader != "" {
+		set("reader", o.Reader, "history", "sync")
+		set("conversation", o.Conversation, "history")
+		set("changed", o.Changed, "sync")
+	}
 	set("page", o.Page, "history", "mix")
-	set("entries", o.Entries, "history")
-	set("conversations", o.Conversations, "sync", "resume")
+	if o.Reader == "" {
+		set("entries", o.Entries, "history")
+		set("conversations", o.Conversations, "sync")
+	}
+	set("conversations", o.Conversations, "resume")
 	set("group_size", o.GroupSize, "mix")
 	set("mix", o.Mix, "mix")
 	set("at_once", o.AtOnce, "resume")
