@@ -107,6 +107,7 @@ func TestKnownBad(t *testing.T) {
 		t.Run(string(m.defect), func(t *testing.T) {
 			row := m.hunt(t)
 			if row != "" {
+				t.Log(row)
 				rows = append(rows, row)
 			}
 		})
@@ -114,6 +115,7 @@ func TestKnownBad(t *testing.T) {
 	for _, j := range tests {
 		t.Run(j.name, func(t *testing.T) {
 			if row := j.hunt(t); row != "" {
+				t.Log(row)
 				rows = append(rows, row)
 			}
 		})
