@@ -15,6 +15,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -205,8 +206,8 @@ func (s *State) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	c.positions.flush(ctx, true)
-	if err := c.ids.Close(ctx); err != nil {
-		return fmt.Errorf("state: message ids: %w", err)
+	if err := c.ids.Close(ctx); err != nil { // as when etcd is away
+		s.Log.Warn("the right to make message ids was not given back in order; it will expire", obs.Err(err))
 	}
 	return nil
 }

@@ -35,6 +35,8 @@ type counter struct {
 	last im.MessageID
 	err  error
 	done bool
+
+	closing error // of Close
 }
 
 func (c *counter) Next() (im.MessageID, error) {
@@ -44,7 +46,7 @@ func (c *counter) Next() (im.MessageID, error) {
 	return c.last, c.err
 }
 func (c *counter) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (c *counter) Close(context.Context) error   { c.done = true; return nil }
+func (c *counter) Close(context.Context) error   { c.done = true; return c.closing }
 
 // recorder takes the calls to push and to the gateways.
 type recorder struct {
@@ -542,6 +544,18 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 		}
 		if _, err := n.calls.Health(n.ctx, &v1.HealthRequest{}); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
 			t.Errorf("after close: %v", err)
+		}
+	})
+}
+
+// Without etcd a worker number cannot be given back; the node stops in order all
+// the same, and the number expires.
+func TestStopsInOrderWhenIDsCannotBeGivenBack(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.ids.closing = errors.New("away")
+		n.stop() // fails the test on an error
+		if !n.ids.done {
+			t.Error("it was not tried")
 		}
 	})
 }
