@@ -246,3 +246,14 @@ func TestPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// With several hosts each is named, with what it said last.
+func TestSeveralHostsAreNamed(t *testing.T) {
+	_, err := Status(t.Context(), "postgres://imd@127.0.0.1:1,127.0.0.2:1/imd")
+	want := "the database imd at 127.0.0.1:1, 127.0.0.2:1 cannot be reached: " +
+		"127.0.0.1:1 (127.0.0.1): dial error: dial tcp 127.0.0.1:1: connect: connection refused; " +
+		"127.0.0.2:1 (127.0.0.2): dial error: dial tcp 127.0.0.2:1: connect: connection refused"
+	if err == nil || err.Error() != want {
+		t.Errorf("Status() = %v\nwant %s", err, want)
+	}
+}
