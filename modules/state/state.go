@@ -74,8 +74,9 @@ func (d Deps) current() *settings.Snapshot {
 type State struct {
 	cfg Config
 	Deps
-	m    *metrics
-	core atomic.Pointer[core]
+	m       *metrics
+	core    atomic.Pointer[core]
+	leaving atomic.Bool // other state nodes take over; calls go to them
 }
 
 // core is what the role has once it has started.
@@ -167,12 +168,14 @@ func (s *State) Run(ctx context.Context) error {
 
 // Drain goes on for a moment if there are other nodes that must learn of it,
 // then refuses sends, finishes the lanes and the fan-out, and writes the
-// positions.
+// positions. With other state nodes a call is refused as a whole, so that the
+// caller makes it there; without, each send is, so that its client repeats it.
 func (s *State) Drain(ctx context.Context) error {
 	c := s.core.Load()
 	if len(s.View().Nodes) > 1 {
 		pause(ctx, drainNews)
 	}
+	s.leaving.Store(s.View().Others("state", s.Node))
 	for _, l := range c.lanes {
 		l.do(lane.Drain{})
 	}

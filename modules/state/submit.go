@@ -45,6 +45,9 @@ func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitRe
 	if err != nil {
 		return nil, err
 	}
+	if s.leaving.Load() {
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "state.Submit", "this node is leaving; another one has its conversations")
+	}
 	call := newCall(req, s.m)
 	defer call.count()
 	runs := c.begin(ctx, call)
