@@ -41,7 +41,7 @@ type routes interface {
 type Deps struct {
 	Node im.NodeID
 	// View is the latest copy of the cluster; nil = this process is all of it.
-	View func() *control.View
+	View    func() *control.View
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	State   stateClient

@@ -2,6 +2,8 @@ package state
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -182,6 +184,18 @@ func (f *fanout) idle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.at) == 0
+}
+
+// report tells what waits, and for which nodes.
+func (f *fanout) report() (items, bytes int, piles []PileStatus) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	piles = []PileStatus{}
+	for _, p := range f.piles {
+		piles = append(piles, PileStatus{string(p.node), len(p.queue), p.busy})
+	}
+	slices.SortFunc(piles, func(a, b PileStatus) int { return strings.Compare(a.Node, b.Node) })
+	return f.items, f.bytes, piles
 }
 
 // take takes the items of the next call off a pile. An empty one is given up.

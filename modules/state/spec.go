@@ -6,6 +6,7 @@ import (
 	"github.com/imdhq/imd/pkg/idgen"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -33,6 +34,7 @@ func Spec() module.Spec {
 			env.Peers.ServeState(s)
 			env.Peers.ServeDirectory(s.Directory())
 			env.Ready.Add("lanes", s.ready)
+			env.MountOps("GET /statusz/lanes", status.Handler(s.page))
 			return s, nil
 		},
 	}
