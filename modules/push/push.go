@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -41,7 +42,9 @@ type routes interface {
 type Deps struct {
 	Node im.NodeID
 	// View is the latest copy of the cluster; nil = this process is all of it.
-	View    func() *control.View
+	View func() *control.View
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace   *trace.Log
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	State   stateClient

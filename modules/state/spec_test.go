@@ -1,8 +1,8 @@
 package state
 
 import (
-	"strings"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"

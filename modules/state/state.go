@@ -17,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -56,6 +57,8 @@ type Deps struct {
 	PushHome func(conv string) im.NodeID
 	Gateway  func(im.NodeID) gatewayClient
 	View     func() *control.View
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace *trace.Log
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -136,6 +139,7 @@ func (s *State) Start(ctx context.Context) error {
 		logins:    newLogins(st),
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
+	c.fanout.kept = s.Trace
 	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
 	n := s.cfg.Lanes
 	if n == 0 {

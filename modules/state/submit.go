@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -97,6 +98,7 @@ func (c *core) repeated(call *call, at spot, r *v1.Run, res store.AppendResult) 
 	now := time.Now()
 	c.m.dedupAnswers.Observe(now.Sub(call.began).Seconds())
 	call.answer(at.run, at.send, lane.Verdict{Result: res, Duplicate: true})
+	c.Trace.Add(trace.Record{Stage: trace.Repeated, Message: res.MessageID, Conv: trace.Conv(r.ConversationId), Seq: int64(res.Seq), At: now, Took: now.Sub(call.began)})
 	if c.hintDue(res, now) {
 		c.fanout.add(headItem(im.ConversationID(r.ConversationId), im.SessionID(r.SessionId), res))
 	}

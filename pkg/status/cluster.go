@@ -9,8 +9,10 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 // routeLimit bounds a look into the route store.
@@ -33,6 +35,8 @@ type Deps struct {
 	Settings *settings.Live
 	// Routes is the route store; its error says why there is none.
 	Routes func() (RouteLookup, error)
+	// Trace asks all nodes what they remember of a message.
+	Trace func(context.Context, trace.Query) []peer.Remembered
 	// Guard lets requests pass that may see what is about single users.
 	Guard func(http.Handler) http.Handler
 }
@@ -43,6 +47,7 @@ func Mount(mount func(pattern string, h http.Handler), d Deps) {
 	mount("GET /statusz/nodes", Handler(d.nodes))
 	mount("GET /statusz/leaders", Handler(d.leaders))
 	mount("GET /statusz/settings", Handler(d.settings))
+	mount("GET /statusz/trace/{message}", d.Guard(http.HandlerFunc(d.trace)))
 	mount("GET /statusz/routes/{user}", d.Guard(http.HandlerFunc(d.routes)))
 }
 
