@@ -37,7 +37,8 @@ func newDrill(a *app) *cobra.Command {
 		Short: "Break a cluster on this machine, then judge what its clients saw",
 		Long: `Drill starts a cluster of its own on this machine, puts a load on it through fault
 proxies, and breaks it: nodes are killed, stopped and restarted, their disks fill
-up, connections are cut and slowed and lose what is said, peers misbehave. Then it
+up, connections are cut and slowed and lose what is said, peers misbehave. With Postgres, Redis and
+split roles there are faults of each of these. Then it
 lets the cluster heal and judges the recorded history as imd verify does.
 
 The schedule follows from --seed, --faults and --minutes alone. With --keep all
@@ -118,7 +119,7 @@ func (f *drillFlags) addPlan(c *cobra.Command) {
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.faults, "faults", nil, "of "+strings.Join(kinds, ", ")+" (default: all that are possible here)")
-	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane) or a YAML file with the nodes of the cluster")
+	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both) or a YAML file with the nodes of the cluster")
 	fl.Float64Var(&f.minutes, "minutes", 10, "how long the load runs under faults, 0.2 to 1440")
 }
 
@@ -148,10 +149,14 @@ func (f *drillFlags) check() (err error) {
 		return usagef("--settle: %v is less than 1s", o.Settle)
 	}
 	o.Duration = time.Duration(f.minutes * float64(time.Minute)).Round(time.Millisecond)
+	o.Name = f.layout
 	if known, ok := drill.Layouts()[f.layout]; ok {
 		o.Layout = known
 	} else if o.Layout, err = drill.ReadLayout(f.layout); err != nil {
 		return newFailure(exitConfig, "layout", err.Error(), "")
+	}
+	if why := drill.Missing(o.Layout); why != "" {
+		return newFailure(exitNotAllowed, "impossible", "the layout "+why, "take another one with --layout")
 	}
 	if len(f.faults) == 0 {
 		o.Kinds = drill.Possible(o.Layout)

@@ -57,6 +57,7 @@ type Deps struct {
 	PushHome func(conv string) im.NodeID
 	Gateway  func(im.NodeID) gatewayClient
 	View     func() *control.View
+	Points   func() int // of a node on the ring; nil = the default
 	// Trace remembers what became of messages; nil = nothing does.
 	Trace *trace.Log
 	// Settings may change while the role runs; nil = none are set.
@@ -89,6 +90,7 @@ type core struct {
 	store     store.MessageStore
 	ids       ids
 	lanes     []*driver
+	shards    *shards // of this node; nil = conversations need no owner
 	fanout    *fanout
 	hints     *cache[im.MessageID, struct{}]
 	repeats   *repeats
@@ -141,6 +143,10 @@ func (s *State) Start(ctx context.Context) error {
 	}
 	c.fanout.kept = s.Trace
 	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
+	if owned, ok := st.(store.Sharded); ok && owned.Segmented() {
+		c.shards = &shards{node: s.Node, view: s.View, points: s.Points}
+		owned.Follow(c.shards.current)
+	}
 	n := s.cfg.Lanes
 	if n == 0 {
 		n = max(st.Writers(), 1)

@@ -6,11 +6,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
+	"github.com/imdhq/imd/pkg/ring"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -123,9 +123,9 @@ func wait(ctx context.Context, done <-chan struct{}, expire func()) {
 	<-done
 }
 
-// laneOf is the lane of a conversation.
+// laneOf is the lane of a conversation, that of its shard.
 func (c *core) laneOf(conv im.ConversationID) *driver {
-	return c.lanes[xxhash.Sum64String(string(conv))%uint64(len(c.lanes))]
+	return c.lanes[ring.Shard(string(conv))%len(c.lanes)]
 }
 
 // call collects the answers of one Submit.

@@ -47,6 +47,7 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Drivers Drivers
 	Redis   RedisConfig
+	Seq     SeqConfig
 	DataDir string        // for the default database and relative paths
 	Handle  *store.Handle // where the open stores are published
 	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
@@ -118,6 +119,9 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 
 func (s *Storage) openMessages(ctx context.Context) (err error) {
 	dsn, key := s.cfg.Messages(s.deps.DataDir)
+	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
+		return err
+	}
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
@@ -146,7 +150,7 @@ func (s *Storage) openDedup() error {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}

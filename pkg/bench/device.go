@@ -64,6 +64,7 @@ type host struct {
 	fresh     func(d *device, got func(token string, err error)) // makes another token
 	shown     func(text []byte)                                  // somebody else's entry was taken
 	refused   func(reason string)                                // a send was refused and will be written again
+	acks      *recorder                                          // of sends that have no answer at the end, if their lane has no other
 	scratch   []byte
 	longest   time.Duration // pause before a device comes back; 0 = no bound but the usual
 	entry     entryIn

@@ -21,7 +21,11 @@ import (
 type breaker struct {
 	nodes []*node
 	world *world
-	plane *plane // nil = the layout has none
+
+	plane   *plane    // nil = the layout has none
+	db      *database // nil = the layout has no Postgres
+	cache   *cache    // nil = the layout has no Redis
+	network *network  // nil = each node has all roles
 }
 
 // fault is one event while it is carried out.
@@ -38,7 +42,7 @@ type fault struct {
 func (b *breaker) carryOut(ctx context.Context, e Event) error {
 	f := &fault{Event: e, b: b, rng: rand.New(rand.NewPCG(e.Seed, 1))}
 	candidates := b.nodes
-	if a := traitOf(e.Kind).area; a != nodes {
+	if all := traitOf(e.Kind).areas(); all[0] == peers || slices.Contains(all, links) {
 		candidates = b.entrances()
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
@@ -49,6 +53,11 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
 		MemberKill: (*fault).memberKill, MemberPause: (*fault).memberPause, MemberPartition: (*fault).memberPartition, LeaderChange: (*fault).leaderChange,
 		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
+		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,
+		PgLock: (*fault).pgLock, PgPool: (*fault).pgPool, PgPartition: (*fault).pgPartition,
+		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
+		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
+		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).ownerPause, RingChurn: (*fault).ringChurn,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[e.Kind]
 	return run(f, ctx)

@@ -49,6 +49,8 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
+	PlainReadFence        Defect = "plain-read-fence"        // an owner of a shard looks at its fence and does not hold it
+	EarlyHead             Defect = "head-before-takeover"    // an owner reserves its numbers before it has taken over
 	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
 	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
 	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
@@ -59,6 +61,7 @@ const (
 func Defects() []Defect {
 	return []Defect{
 		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
+		PlainReadFence, EarlyHead,
 		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
 	}
 }

@@ -111,7 +111,7 @@ func (s *Set) Gateway(node im.NodeID) internalv1connect.GatewayServiceClient {
 
 // StateHome names the node that now orders the conversation, so that what goes
 // to one node can go in one call; "" = this process, or nobody.
-func (s *Set) StateHome(conv string) im.NodeID { return s.state.group.homeOf(conv) }
+func (s *Set) StateHome(conv string) im.NodeID { return s.state.group.homeOf(shardKey(conv)) }
 
 // PushHome names the node that now fans out the conversation; "" = this process,
 // or nobody.

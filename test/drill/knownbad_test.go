@@ -35,6 +35,8 @@ var mistakes = []mistake{
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
+	{failpoint.CacheIsAuthority, "what Redis says of a repeated send is believed, whatever its content", "", []string{"--layout", "postgres", "--faults", "redis-mix"}},
+	{failpoint.NoAntiEntropy, "nothing compares heads, so that a lost fan-out is never found", "state.before_fanout error 0.3", []string{"--faults", "delay", "--antientropy", "1s"}},
 	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
 	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
 	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6")},

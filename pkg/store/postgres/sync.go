@@ -41,7 +41,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 // those that a cursor asks about. The last column is one that changed.
 const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN LATERAL (
   SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
-    m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3) AS changed` + stayTables + `
+    coalesce(m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3), false) AS changed` + stayTables + `
   LEFT JOIN LATERAL (SELECT * FROM member o WHERE c.kind = 1 AND o.conversation_id = m.conversation_id
     AND o.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END) p ON true
   WHERE m.user_id = $1 AND m.conversation_id > $2

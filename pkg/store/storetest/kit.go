@@ -23,6 +23,8 @@ type Messages struct {
 	Open func(t testing.TB) store.MessageStore
 	// Reopen closes s and opens what it kept.
 	Reopen func(t testing.TB, s store.MessageStore) store.MessageStore
+	// Holes says that a store that was opened anew may leave numbers out.
+	Holes bool
 }
 
 // TestMessages runs the suite for message stores. Its tests run one after the

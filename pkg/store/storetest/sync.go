@@ -131,12 +131,14 @@ func syncCursors(k *kit) {
 	stranger := k.group("z")
 	left := k.group("z", "u")
 	k.remove(left, "z", "u")
+	behind, level := k.group("z", "u"), k.group("z", "u") // groups in which nothing happens any more
 	_, token = k.syncAll(store.SyncQuery{User: "u", Token: token})
 	k.sent(to("p000", "u", "new"))
 	cursors := map[im.ConversationID]im.Seq{
 		list[3]: 0, list[4]: 1, list[5]: 9, list[20]: 0, direct("p000", "u"): 1, stranger: 5, left: 2, "g_none": 1, "d_none": 1,
+		behind: 0, level: 99,
 	}
-	want := []im.ConversationID{list[3], list[20], direct("p000", "u"), stranger, left, "g_none", "d_none"}
+	want := []im.ConversationID{list[3], list[20], direct("p000", "u"), stranger, left, behind, "g_none", "d_none"}
 	slices.Sort(want)
 	want = slices.Compact(want)
 	for _, limit := range []int{1, 2, 3, 200} {
@@ -155,7 +157,7 @@ func syncCursors(k *kit) {
 		}
 	}
 	full, _ := k.syncAll(store.SyncQuery{User: "u", Cursors: cursors, Limit: 7})
-	same(k, "the full list with cursors", len(full), len(list)+4) // left, stranger and two that do not exist
+	same(k, "the full list with cursors", len(full), len(list)+6) // four groups and two that do not exist
 }
 
 // syncWhileChanging changes conversations while a walk goes on: each change is
