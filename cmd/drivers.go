@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/dedup"
 	dedupmemory "github.com/imdhq/imd/pkg/dedup/memory"
 	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/store"
@@ -76,6 +77,11 @@ func openRoutesEtcd(_ context.Context, o storage.RouteOptions, log *zap.Logger) 
 		return nil, err
 	}
 	return routesetcd.Open(client, routesetcd.Options{Prefix: "/imd/" + cfg.Cluster + "/routes/", Log: log, Reg: o.Reg, Close: client.Close}), nil
+}
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
 // openDedupMemory is the dedup cache of one process.

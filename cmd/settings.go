@@ -19,6 +19,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // topConfig is the keys that stand at the top of the file.
@@ -63,6 +64,7 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "log", Doc: "What is written to standard error.", New: func() any { c := obs.DefaultLogConfig(); return &c }},
 		{Name: "ops", Doc: "The listener for operators.", New: func() any { c := obs.DefaultOpsConfig(); return &c }},
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
+		{Name: "seq", Doc: "How entries get their numbers.", New: func() any { c := storage.DefaultSeqConfig(); return &c }},
 		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
 	}
 	for _, s := range specs {
@@ -245,6 +247,9 @@ func (l *loaded) combination() error {
 	}
 	if l.values.Text("storage.routes") == "etcd" && strings.Trim(l.values.Text("controlplane.endpoints"), "[]") == "" {
 		return config.Errorf("controlplane.endpoints", "is missing, but storage.routes is etcd; one process alone keeps its routes in memory")
+	}
+	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
+		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")
 	}
 	if !l.split() {
 		return nil

@@ -42,16 +42,18 @@ var printsData = map[string][]string{
 	"imd send":          {"--as", "alice", "--to", "bob", "text"},
 	"imd tail":          {"--as", "alice"},
 	"imd version":       {},
-	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench fanout": {},
+	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench hot": {}, "imd bench repeat": {}, "imd bench fanout": {},
 	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
 	"imd verify": {"no-such-history"},
 	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},
 	"imd store copy": {"--to", "sqlite:copy.db"}, "imd store new-epoch": {}, "imd bench load": {"--to", "oracle:x"},
+	"imd route show": {"alice"}, "imd trace": {"117093590311632897"},
+	"imd gen systemd": {"--unit", "edge=gateway,push"}, "imd gen prometheus-rules": {},
 	"imd drill": {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
 }
 
 // printsNone are the commands that print no data.
-var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat"}
+var printsNone = []string{"imd serve", "imd dev", "imd etcd", "imd chat", "imd drill witness"}
 
 func TestEveryCommandObeysOutputJSON(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

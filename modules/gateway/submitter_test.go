@@ -107,9 +107,13 @@ func TestSubmitterKeepsNodesApart(t *testing.T) {
 			t.Errorf("%d queues and %d sends are left", len(b.queues), b.sends)
 		}
 		nodes.runs = nil
+		held := make(chan struct{})
+		nodes.held["c"] = held
 		for range 100 {
 			offer("c1")
 		}
+		synctest.Wait()
+		close(held)
 		calls.Wait()
 		if len(nodes.runs) > 2*submitCalls || got.good["c1"] != 100 {
 			t.Errorf("100 runs left in %d calls: %v", len(nodes.runs), nodes.runs)

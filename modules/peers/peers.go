@@ -34,6 +34,8 @@ const (
 	maxInFlight = 1024
 	// closeLimit is how long open calls may take once the node stops.
 	closeLimit = 1500 * time.Millisecond
+	// bodyLimit is how long the body of a call may take to arrive.
+	bodyLimit = 2 * time.Second
 	// livesLimit is how long another node may take to show that it is there.
 	livesLimit = 500 * time.Millisecond
 	// idleLimit is longer than callers keep idle connections, so that they close
@@ -165,6 +167,7 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	check := proof(sec)
 	calls.Mount(mux.Handle, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyLimit)) // not every writer can
 			if err := check(r); err != nil {
 				var e seal.ErrProof
 				if !errors.As(err, &e) {

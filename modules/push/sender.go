@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
@@ -132,6 +133,21 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 	}
 }
 
+// delivered remembers that entries were given to a gateway.
+func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, err error) {
+	if s.d.Trace == nil {
+		return
+	}
+	now, records := time.Now(), make([]trace.Record, 0, len(ds))
+	for _, d := range ds {
+		if d.Acked {
+			records = append(records, trace.Record{Stage: trace.Delivered, Conv: trace.Conv(d.ConversationId), Seq: d.Seq, At: now, Took: now.Sub(began),
+				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+		}
+	}
+	s.d.Trace.Add(records...)
+}
+
 // callSize is how many of the waiting deliveries go into one call.
 func callSize(waiting []parcel) int {
 	n, bytes := 0, 0
@@ -147,7 +163,7 @@ func callSize(waiting []parcel) int {
 }
 
 func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
-	req := &v1.DeliverRequest{Deliveries: make([]*v1.Delivery, len(ds))}
+	req, began := &v1.DeliverRequest{Deliveries: make([]*v1.Delivery, len(ds))}, time.Now()
 	for i, d := range ds {
 		req.Deliveries[i] = d.Delivery
 	}
@@ -159,6 +175,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 			res, err = s.d.Gateway(node).Deliver(ctx, req)
 		}
 	}
+	s.delivered(node, req.Deliveries, began, err)
 	if err != nil {
 		s.m.dropped.WithLabelValues("gateway").Add(float64(len(ds)))
 		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",

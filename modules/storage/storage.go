@@ -57,6 +57,7 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Drivers Drivers
 	Redis   RedisConfig
+	Seq     SeqConfig
 	Section func(section string, into any) error // reads another section; nil = there is none
 	DataDir string                               // for the default database and relative paths
 	Handle  *store.Handle                        // where the open stores are published
@@ -144,6 +145,9 @@ func (s *Storage) openRoutes(ctx context.Context) error {
 
 func (s *Storage) openMessages(ctx context.Context) (err error) {
 	dsn, key := s.cfg.Messages(s.deps.DataDir)
+	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
+		return err
+	}
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
@@ -172,7 +176,7 @@ func (s *Storage) openDedup() error {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}

@@ -186,8 +186,12 @@ func Local(ts []Target, zone string) []Target {
 	return out
 }
 
-// ewmaTime is how long a sample counts.
-const ewmaTime = 10 * time.Second
+// ewmaTime is how long a sample counts, and ewmaFade how long an average lasts
+// without one.
+const (
+	ewmaTime = 10 * time.Second
+	ewmaFade = 30 * time.Second
+)
 
 // EWMA is a moving average of latencies: a sample weighs less the older it is.
 // The zero value has no sample. Not safe for concurrent use.
@@ -209,5 +213,33 @@ func (e *EWMA) Add(sample time.Duration, now time.Time) {
 	e.at = now
 }
 
-// Value is the average; 0 = no sample yet.
-func (e *EWMA) Value() time.Duration { return e.value }
+// Value is the average; 0 = no sample yet. It fades while there are no samples, so
+// that a node that nobody calls because it was slow is tried again.
+func (e *EWMA) Value(now time.Time) time.Duration {
+	if e.at.IsZero() {
+		return 0
+	}
+	return time.Duration(float64(e.value) * math.Exp(-max(float64(now.Sub(e.at)), 0)/float64(ewmaFade)))
+}
+
+// Parameters of Steer.
+const (
+	slowFrom   = 20 * time.Millisecond // a node is not slow below it
+	slowFactor = 4                     // times the one that would follow
+	slowTry    = 16                    // one call of so many goes to it all the same
+)
+
+// Steer leads reads past a node that is much slower than the one that would
+// follow it, but for one call of sixteen, which shows whether it still is. The
+// zero value is ready. Not safe for concurrent use.
+type Steer struct{ calls uint }
+
+// Past reports whether a read goes to the next node instead of the first, by
+// their usual latencies; 0 = not known.
+func (s *Steer) Past(first, next time.Duration) bool {
+	if first < slowFrom || first < slowFactor*next {
+		return false
+	}
+	s.calls++
+	return s.calls%slowTry != 0
+}

@@ -153,20 +153,43 @@ func TestLocal(t *testing.T) {
 func TestEWMA(t *testing.T) {
 	var e EWMA
 	now := time.Unix(0, 0)
-	if e.Value() != 0 {
+	if e.Value(now) != 0 {
 		t.Error("an average without samples")
 	}
 	e.Add(10*time.Millisecond, now)
 	e.Add(200*time.Millisecond, now)
-	if e.Value() != 200*time.Millisecond {
-		t.Errorf("a slow answer is seen as %v", e.Value())
+	if e.Value(now) != 200*time.Millisecond {
+		t.Errorf("a slow answer is seen as %v", e.Value(now))
 	}
 	for range 200 {
 		now = now.Add(50 * time.Millisecond)
 		e.Add(10*time.Millisecond, now)
 	}
-	if e.Value() > 12*time.Millisecond {
-		t.Errorf("after 200 quick answers it is still %v", e.Value())
+	if e.Value(now) > 12*time.Millisecond {
+		t.Errorf("after 200 quick answers it is still %v", e.Value(now))
+	}
+	if later := e.Value(now.Add(2 * time.Minute)); later > time.Millisecond {
+		t.Errorf("after two minutes without a call it is still %v", later)
+	}
+}
+
+func TestSteer(t *testing.T) {
+	const ms = time.Millisecond
+	for name, tt := range map[string]struct {
+		first, next time.Duration
+		past        int // of 160
+	}{
+		"quick": {2 * ms, ms / 10, 0}, "both slow": {200 * ms, 60 * ms, 0}, "slow": {200 * ms, 5 * ms, 150}, "next unknown": {200 * ms, 0, 150}, "unknown": {0, ms, 0},
+	} {
+		s, past := Steer{}, 0
+		for range 160 {
+			if s.Past(tt.first, tt.next) {
+				past++
+			}
+		}
+		if past != tt.past {
+			t.Errorf("%s: %d of 160 go to the next node, want %d", name, past, tt.past)
+		}
 	}
 }
 

@@ -15,6 +15,14 @@
 // A node that ends by itself is started again, as an init system would do it,
 // and counts as a failure of the drill unless a fault excuses it.
 //
+// # The control plane
+//
+// A layout may have members of etcd as processes of their own, and witnesses:
+// processes without clients that take part in the control plane and write down
+// what they see. Then there are faults of etcd, which have a schedule beside the
+// others', settings change all the time, and the history says what became of each
+// process and of etcd, so that what was seen can be judged.
+//
 // # What is left behind
 //
 // Nothing: children end with the drill, also if it is killed, mounts are taken

@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/history"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/verify"
 )
 
@@ -27,6 +28,7 @@ type Options struct {
 	Exe      string // the program whose serve the nodes run
 	Dir      string // an empty or new folder for data, logs and the history
 	Layout   Layout
+	Name     string // of the layout, for the outcome
 	Seed     uint64
 	Kinds    []Kind
 	Duration time.Duration // of the load under faults
@@ -36,6 +38,11 @@ type Options struct {
 	Rate         float64
 	GroupSize    int
 	AntiEntropy  time.Duration // between two comparisons of heads in the gateways
+	Allocator    string        // who numbers messages, as seq.allocator has it; store.Segment only with Postgres
+
+	// OpenLedger opens an empty message store in a folder, for layouts with
+	// witnesses.
+	OpenLedger func(ctx context.Context, dir string) (LedgerStore, error)
 
 	// Standing are fail points that are in force all the time, as a file has them.
 	Standing string
@@ -46,39 +53,64 @@ type Options struct {
 
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
-	return Options{Layout: AllInOne(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
-		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second, Allocator: store.Transaction}
 }
 
-// Possible are the kinds that this process can carry out: some want a build
-// with the tag drill, some the right to mount, which is tried.
-func Possible() []Kind {
+// Possible are the kinds that this process can carry out on a layout: some want a
+// build with the tag drill, some the right to mount, which is tried, some members
+// of etcd or witnesses.
+func Possible(l Layout) []Kind {
 	var all []Kind
 	for _, t := range traits {
-		if t.why() == "" {
+		if t.why(l) == "" {
 			all = append(all, t.kind)
 		}
 	}
 	return all
 }
 
-// Impossible says why a kind cannot be carried out; "" = it can.
-func Impossible(k Kind) string {
+// Impossible says why a kind cannot be carried out on a layout; "" = it can.
+func Impossible(k Kind, l Layout) string {
 	t := traitOf(k)
 	if t == nil {
 		return "there is no such fault"
 	}
-	return t.why()
+	return t.why(l)
 }
 
-func (t *trait) why() string {
+func (t *trait) why(l Layout) string {
 	switch {
+	case l.Etcd < t.etcd:
+		return fmt.Sprintf("wants a layout with members of etcd, at least %d, such as --layout control", t.etcd)
+	case t.sqlite && l.Postgres:
+		return "wants a layout with messages in SQLite, such as --layout one"
+	case t.postgres && !l.Postgres:
+		return "wants a layout with Postgres, such as --layout postgres"
+	case t.redis && !l.Redis:
+		return "wants a layout with Redis, such as --layout postgres"
+	case t.split && !l.split():
+		return "wants a layout with roles in several processes, such as --layout split"
+	case t.witness && l.Witnesses == 0:
+		return "wants a layout with witnesses, such as --layout control"
 	case t.tag && !failpoint.Built:
 		return "wants a build with the tag drill"
 	case t.mount && mountable() != nil:
 		return fmt.Sprintf("wants the right to mount a small file system (%v)", mountable())
 	}
 	return ""
+}
+
+// Missing says what a layout wants that is not on this machine; "" = nothing.
+func Missing(l Layout) string {
+	var all []string
+	if l.Postgres {
+		all = append(all, postgresMissing())
+	}
+	if l.Redis {
+		all = append(all, redisMissing())
+	}
+	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
 // Progress is how far a drill is.
@@ -111,6 +143,10 @@ type drill struct {
 	nodes   []*node
 	mounted []string
 	world   *world
+	plane   *plane    // nil = the layout has no members of etcd
+	db      *database // nil = the nodes keep messages themselves
+	cache   *cache    // nil = the nodes remember sends themselves
+	network *network  // nil = each node has all roles
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -130,9 +166,15 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		return nil, err
 	}
 	for _, k := range o.Kinds {
-		if why := Impossible(k); why != "" {
+		if why := Impossible(k, o.Layout); why != "" {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
+	}
+	if o.Allocator == store.Segment && !o.Layout.Postgres {
+		return nil, errors.New("segments want a layout with Postgres")
+	}
+	if why := Missing(o.Layout); why != "" {
+		return nil, errors.New("the layout " + why)
 	}
 	d := &drill{Options: o, running: map[int]string{}, plan: Plan(o.Seed, o.Kinds, o.Duration), spawner: newSpawner()}
 	if len(d.plan) == 0 {
@@ -140,7 +182,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	d.ctx = ctx
-	d.out = Outcome{Seed: o.Seed, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
+	d.out = Outcome{Seed: o.Seed, Layout: o.Name, Allocator: o.Allocator, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
 	began := time.Now()
 	err := d.run()
 	d.tell(Progress{Phase: "stop", Done: -1})
@@ -170,8 +212,30 @@ func (d *drill) run() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
-	for _, n := range d.nodes {
-		if err := n.begin(); err != nil {
+	var err error
+	if d.rec, err = history.NewRecorder(historyDir(d.Dir)); err != nil {
+		return err
+	}
+	if d.plane != nil {
+		if err := d.plane.begin(); err != nil {
+			return err
+		}
+	}
+	if d.db != nil {
+		if err := d.db.create(d.ctx, d.Exe); err != nil {
+			return err
+		}
+	}
+	if d.cache != nil {
+		if err := d.cache.begin(); err != nil {
+			return err
+		}
+	}
+	if err := beginAll(d.nodes); err != nil {
+		return err
+	}
+	if d.plane != nil {
+		if err := d.plane.beginWitnesses(); err != nil {
 			return err
 		}
 	}
@@ -183,9 +247,6 @@ func (d *drill) run() error {
 	defer w.close()
 	if err := w.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
-	}
-	if d.rec, err = history.NewRecorder(historyDir(d.Dir)); err != nil {
-		return err
 	}
 	return d.load()
 }
@@ -202,12 +263,34 @@ func (d *drill) prepare() error {
 		"gateway.limits.user_rate=1000000", "gateway.limits.user_burst=1000000", "gateway.limits.connection_rate=1000000",
 		"gateway.limits.connection_burst=1000000", "gateway.limits.conversation_rate=1000000", "gateway.limits.conversation_burst=1000000",
 		"gateway.antientropy.interval=" + d.AntiEntropy.String(), "gateway.ping_interval=5s", "gateway.pong_timeout=3s",
+		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
+	if d.Layout.Etcd > 0 {
+		var err error
+		if d.plane, err = newPlane(d); err != nil {
+			return err
+		}
+		common = append(common, "controlplane.endpoints="+strings.Join(d.plane.urls, ","), "controlplane.cluster="+clusterName)
+	}
+	if err := d.prepareServers(); err != nil {
+		return err
+	}
+	var apart []*node
 	for _, spec := range d.Layout.Nodes {
-		n := &node{spec: spec, exe: d.Exe, dir: nodeDir(d.Dir, spec.Name), env: spec.Env, logPath: logPath(d.Dir, spec.Name),
-			rules: rulesPath(d.Dir, spec.Name), standing: d.Standing, ctx: d.ctx, spawn: d.start, died: d.died}
-		n.args = nodeArgs(spec, n.dir, common)
+		n := d.child(spec.Name)
+		n.spec, n.standing = spec, d.Standing
+		if d.plane != nil {
+			n.told = d.truth
+		}
+		own, env, err := d.waysOf(spec, len(apart))
+		if err != nil {
+			return err
+		}
+		if spec.apart() {
+			apart = append(apart, n)
+		}
+		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if err := writeRules(n.rules, d.Standing); err != nil {
 			return err
 		}
@@ -223,7 +306,55 @@ func (d *drill) prepare() error {
 		}
 		d.nodes = append(d.nodes, n)
 	}
+	if len(apart) > 0 {
+		var err error
+		if d.network, err = newNetwork(apart); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// prepareServers makes the stores of the layout; it starts none.
+func (d *drill) prepareServers() (err error) {
+	if d.Layout.Postgres {
+		if d.db, err = newDatabase(d); err != nil {
+			return err
+		}
+	}
+	if d.Layout.Redis {
+		d.cache, err = newCache(d)
+	}
+	return err
+}
+
+// waysOf are the assignments and the environment that lead a node to the stores and
+// to the others; i is its number in the network.
+func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
+	if d.db != nil {
+		at, err := d.db.way(spec.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		env = append(env, "IMD_STORAGE_POSTGRES="+d.db.dsn(at, databaseName))
+	}
+	if d.cache != nil {
+		at, err := d.cache.way(spec.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		set, env = append(set, "storage.dedup=redis"), append(env, "IMD_REDIS_URL=redis://"+at)
+	}
+	if spec.apart() {
+		set = append(set, "peers.listen="+internal(i), "peers.advertise="+advertised(i))
+	}
+	return set, env, nil
+}
+
+// child is a process of the drill that is told nothing yet.
+func (d *drill) child(name string) *node {
+	return &node{spec: NodeSpec{Name: name}, exe: d.Exe, dir: nodeDir(d.Dir, name), logPath: logPath(d.Dir, name), rules: rulesPath(d.Dir, name),
+		ctx: d.ctx, spawn: d.start, died: d.died}
 }
 
 func (d *drill) makeDir(path string) error {
@@ -250,6 +381,9 @@ func (d *drill) load() error {
 			o.Addresses = append(o.Addresses, netip.MustParseAddrPort(n.proxy.Address()))
 		}
 	}
+	if d.plane != nil {
+		d.faults.Go(func() { d.plane.run(ctx) })
+	}
 	res, err := bench.Run(d.ctx, o)
 	stop()
 	d.faults.Wait()
@@ -259,17 +393,23 @@ func (d *drill) load() error {
 	if err == nil {
 		err = bench.WriteGround(d.ctx, d.rec, d.world.log, d.world.unread(), nil)
 	}
+	if err == nil && d.plane != nil {
+		err = d.plane.collect()
+	}
+	if err == nil && d.db != nil {
+		err = d.db.collect(d.ctx, d.rec)
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("%w: %w", ErrLoad, err), d.rec.Close(history.Run{Seed: d.Seed}))
 	}
 	d.out.Operations, d.out.Failures = res.Operations, res.Errors
-	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: "transaction", Healed: d.healedAt(), Options: d.told()})
+	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: d.Allocator, Healed: d.healedAt(), Options: d.told()})
 }
 
 // told is the options as the history names them.
 func (d *drill) told() map[string]any {
 	return map[string]any{"drill": true, "kinds": names(d.Kinds), "duration": d.Duration.String(), "conns": d.Conns, "users": d.Users, "rate": d.Rate,
-		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String()}
+		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String(), "layout": d.Name}
 }
 
 func names(kinds []Kind) string {
@@ -305,7 +445,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -340,9 +480,14 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 
 // skip takes note of a fault for which there was no time left.
 func (d *drill) skip(e Event) {
+	d.trouble("fault %s: left out, healing the ones before took too long", e.Name())
+}
+
+// trouble takes note of what went otherwise than it should in the drill itself.
+func (d *drill) trouble(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: left out, healing the ones before took too long", e.Name()))
+	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf(format, args...))
 }
 
 // begin records that a fault begins.
@@ -351,7 +496,15 @@ func (d *drill) begin(e Event) {
 	defer d.mu.Unlock()
 	d.running[e.N] = e.Name()
 	d.out.Begun++
-	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String()})
+	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String(), Entry: e.aside()})
+}
+
+// aside is how the history tells that clients must not feel a fault.
+func (e Event) aside() string {
+	if traitOf(e.Kind).area == etcds {
+		return history.Aside
+	}
+	return ""
 }
 
 // end records that it is healed.
@@ -362,7 +515,7 @@ func (d *drill) end(e Event, err error) {
 	if err != nil {
 		d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: %v", e.Name(), err))
 	}
-	d.rec.Add("faults.log", history.Record{T: d.rec.Now(), Kind: history.Fault, Name: e.Name(), Stop: true})
+	d.rec.Add("faults.log", history.Record{T: d.rec.Now(), Kind: history.Fault, Name: e.Name(), Stop: true, Entry: e.aside()})
 	d.healed = d.rec.Now()
 }
 
@@ -386,23 +539,41 @@ func (d *drill) died(n *node, why string, excused bool) {
 		d.out.Excused++
 		return
 	}
-	if len(d.out.Crashes) == maxCrashes {
-		return
+	d.crashLocked(fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
+}
+
+// crash takes note of a node that did not end as it should.
+func (d *drill) crash(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.crashLocked(what)
+}
+
+// crashLocked wants mu.
+func (d *drill) crashLocked(what string) {
+	if len(d.out.Crashes) < maxCrashes {
+		d.out.Crashes = append(d.out.Crashes, what)
 	}
-	d.out.Crashes = append(d.out.Crashes, fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
 }
 
 // stopNodes ends all nodes, newest first, in order if all went well.
 func (d *drill) stopNodes(orderly bool) {
-	for _, n := range slices.Backward(d.nodes) {
+	all := slices.Clone(d.nodes)
+	if d.plane != nil {
+		all = append(all, d.plane.witnesses...)
+		defer func() {
+			for _, m := range d.plane.members {
+				m.kill()
+			}
+		}()
+	}
+	for _, n := range slices.Backward(all) {
 		if !orderly {
 			n.kill()
 			continue
 		}
 		if err := n.end(); err != nil {
-			d.mu.Lock()
-			d.out.Crashes = append(d.out.Crashes, err.Error())
-			d.mu.Unlock()
+			d.crash(err.Error())
 		}
 	}
 }
@@ -410,11 +581,23 @@ func (d *drill) stopNodes(orderly bool) {
 // clean gives back everything but the folder.
 func (d *drill) clean() error {
 	var errs []error
+	if d.plane != nil {
+		errs = append(errs, d.plane.close())
+	}
 	for _, n := range d.nodes {
 		n.revive.Wait()
 		if n.proxy != nil {
 			n.proxy.Close()
 		}
+	}
+	if d.network != nil {
+		d.network.close()
+	}
+	if d.cache != nil {
+		d.cache.close()
+	}
+	if d.db != nil {
+		errs = append(errs, d.db.close())
 	}
 	d.spawner.close()
 	for _, path := range d.mounted {

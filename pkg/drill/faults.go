@@ -21,6 +21,12 @@ import (
 type breaker struct {
 	nodes []*node
 	world *world
+
+	plane   *plane    // nil = the layout has none
+	db      *database // nil = the layout has no Postgres
+	cache   *cache    // nil = the layout has no Redis
+	network *network  // nil = each node has all roles
+	crashed func(what string)
 }
 
 // fault is one event while it is carried out.
@@ -37,7 +43,7 @@ type fault struct {
 func (b *breaker) carryOut(ctx context.Context, e Event) error {
 	f := &fault{Event: e, b: b, rng: rand.New(rand.NewPCG(e.Seed, 1))}
 	candidates := b.nodes
-	if a := traitOf(e.Kind).area; a != nodes {
+	if all := traitOf(e.Kind).areas(); all[0] == peers || slices.Contains(all, links) {
 		candidates = b.entrances()
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
@@ -46,6 +52,14 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		Clock: (*fault).clock, Point: (*fault).point, Reset: (*fault).reset, Refuse: (*fault).refuse,
 		Delay: (*fault).link, Bytewise: (*fault).link, Bandwidth: (*fault).link, Drop: (*fault).swallow, Blackhole: (*fault).swallow,
 		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
+		MemberKill: (*fault).memberKill, MemberPause: (*fault).memberPause, MemberPartition: (*fault).memberPartition, LeaderChange: (*fault).leaderChange,
+		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
+		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,
+		PgLock: (*fault).pgLock, PgPool: (*fault).pgPool, PgPartition: (*fault).pgPartition,
+		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
+		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
+		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).ownerPause, RingChurn: (*fault).ringChurn,
+		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[e.Kind]
 	return run(f, ctx)
 }
@@ -81,9 +95,16 @@ func (f *fault) pause(ctx context.Context) error {
 
 func (f *fault) restart(ctx context.Context) error {
 	began := time.Now()
-	err := f.n.end()
+	f.b.stop(f.n, f.n.terminate)
 	hold(ctx, f.For-time.Since(began))
-	return errors.Join(err, f.n.begin())
+	return f.n.begin()
+}
+
+// stop has a node stop. One that does not end as it should has crashed.
+func (b *breaker) stop(n *node, ask func() error) {
+	if err := n.endBy(ask); err != nil {
+		b.crashed(err.Error())
+	}
 }
 
 func (f *fault) disk(ctx context.Context) error {

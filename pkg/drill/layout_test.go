@@ -13,15 +13,21 @@ func TestLayouts(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(l, want) {
 		t.Errorf("read as %+v, %v", l, err)
 	}
-	if err := AllInOne().check(); err != nil {
-		t.Error(err)
+	for name, l := range Layouts() {
+		if err := l.check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	for text, want := range map[string]string{
 		"":         "no nodes",
 		"nodes: 7": "unmarshal",
-		"nodes: [{name: a, roles: all, clients: true, colour: red}]":             "colour",
-		"nodes: [{name: A, roles: all, clients: true}]":                          "no name",
-		"nodes: [{name: a, clients: true}]":                                      "no roles",
+		"nodes: [{name: a, roles: all, clients: true, colour: red}]": "colour",
+		"nodes: [{name: A, roles: all, clients: true}]":              "no name",
+		"nodes: [{name: a, clients: true}]":                          "no roles",
+		"etcd: 2":                                                    "2 members", "witnesses: 1": "want members", "witnesses: 99": "99",
+		"etcd: 3\nnodes: [{name: m1, roles: all, clients: true}]":                "already",
+		"nodes: [{name: a, roles: \"gateway,push\", clients: true}]":             "want members",
+		"nodes: [{name: redis, roles: all, clients: true}]":                      "already",
 		"nodes: [{name: a, roles: all}]":                                         "no node takes clients",
 		"nodes: [{name: a, roles: all, clients: true}, {name: a, roles: state}]": "already",
 	} {

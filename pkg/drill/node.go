@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
+	"github.com/imdhq/imd/pkg/history"
 )
 
 // Bounds of what nodes may take.
@@ -37,7 +39,13 @@ type node struct {
 	rules    string // the file of fail points
 	standing string // what stands in it all the time
 	spawn    func(*exec.Cmd) error
-	proxy    *faultproxy.Proxy // nil = clients do not connect here
+	proxy    *faultproxy.Proxy                // nil = clients do not connect here
+	check    func() bool                      // reports whether it is ready; nil = it says where it listens, and is asked there
+	told     func(n *node, boot, what string) // hears what becomes of its processes, as history has it; nil = nobody does
+
+	work        string              // the folder it runs in; "" = that of this process
+	credential  *syscall.Credential // the user it runs as; nil = that of this process
+	deathSignal syscall.Signal      // what it gets when the drill ends; 0 = SIGKILL
 
 	turn sync.Mutex // starting and ending, one at a time
 
@@ -63,6 +71,17 @@ func (n *node) begin() error {
 	return n.beginLocked()
 }
 
+// beginAll starts nodes together: one may not be ready without another.
+func beginAll(nodes []*node) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { errs[i] = n.begin() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
 func (n *node) beginLocked() error {
 	log, err := os.OpenFile(n.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -72,7 +91,8 @@ func (n *node) beginLocked() error {
 	cmd := exec.Command(n.exe, n.args...)
 	cmd.Env = append(os.Environ(), append([]string{failpoint.FileVar + "=" + n.rules}, n.env...)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Dir = n.work
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: cmp.Or(n.deathSignal, syscall.SIGKILL), Credential: n.credential}
 	if err := n.spawn(cmd); err != nil {
 		return fmt.Errorf("start node %s: %w", n.spec.Name, err)
 	}
@@ -92,6 +112,7 @@ func (n *node) watch(cmd *exec.Cmd, done chan struct{}) {
 	wanted := n.wanted && n.cmd == cmd
 	excused := n.excused > 0 || time.Now().Before(n.excuse)
 	n.mu.Unlock()
+	n.tell(history.Down)
 	close(done)
 	if !wanted || n.ctx.Err() != nil {
 		return
@@ -135,7 +156,11 @@ func (n *node) bringBack(last *exec.Cmd) {
 func (n *node) ready(pid int, done <-chan struct{}) error {
 	deadline := time.Now().Add(readyLimit)
 	for {
-		if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
+		if n.check != nil {
+			if n.check() {
+				return nil
+			}
+		} else if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
 			if e, err = datadir.ReadEndpoints(n.dir); err != nil { // what was read before may lack a listener
 				return err
 			}
@@ -145,6 +170,7 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 			if n.proxy != nil {
 				n.proxy.SetTarget(e.Public)
 			}
+			n.tell(history.Up)
 			return nil
 		}
 		select {
@@ -158,6 +184,21 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 			return fmt.Errorf("node %s is not ready after %v; see %s", n.spec.Name, readyLimit, n.logPath)
 		}
 	}
+}
+
+// tell tells what becomes of the process that was ready last.
+func (n *node) tell(what string) {
+	if boot := n.endpoints().BootID; n.told != nil && boot != "" {
+		n.told(n, boot, what)
+	}
+}
+
+// pid is the id of the process; 0 = none runs.
+func (n *node) pid() int {
+	if cmd, _ := n.process(); cmd != nil && n.alive() {
+		return cmd.Process.Pid
+	}
+	return 0
 }
 
 // answers reports whether a GET of the URL is answered with 200.
@@ -216,6 +257,11 @@ func (n *node) signal(s syscall.Signal) error {
 		return nil
 	default:
 	}
+	if s == syscall.SIGSTOP {
+		n.tell(history.Paused)
+	} else if s == syscall.SIGCONT {
+		defer n.tell(history.Resumed)
+	}
 	if err := cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %v to node %s: %w", s, n.spec.Name, err)
 	}
@@ -236,6 +282,14 @@ func (n *node) kill() {
 // end asks the process to stop, and kills it if it does not. The error tells if
 // it did not end as it should.
 func (n *node) end() error {
+	return n.endBy(n.terminate)
+}
+
+// terminate asks the process to stop.
+func (n *node) terminate() error { return n.signal(syscall.SIGTERM) }
+
+// endBy is end with another way of asking.
+func (n *node) endBy(ask func() error) error {
 	n.turn.Lock()
 	defer n.turn.Unlock()
 	cmd, done := n.process()
@@ -243,7 +297,10 @@ func (n *node) end() error {
 	if done == nil {
 		return nil
 	}
-	_ = n.signal(syscall.SIGTERM)
+	n.tell(history.Stopping)
+	if err := ask(); err != nil {
+		return err
+	}
 	select {
 	case <-done:
 		if code := cmd.ProcessState.ExitCode(); code != 0 {
@@ -279,7 +336,7 @@ func (n *node) mayDie() (over func()) {
 
 // nodeArgs is the command line of a node.
 func nodeArgs(spec NodeSpec, dir string, common []string) []string {
-	args := []string{"serve", "--roles=" + spec.Roles, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
+	args := []string{"serve", "--roles=" + spec.Roles, "--node-name", spec.Name, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
 	for _, s := range slices.Concat(common, spec.Set) {
 		args = append(args, "--set", s)
 	}

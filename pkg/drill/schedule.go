@@ -33,6 +33,39 @@ const (
 	Block     Kind = "block"     // users block each other while answers are lost
 	Groups    Kind = "groups"    // groups are made while all devices come back
 	Members   Kind = "members"   // members are removed while answers are lost, and added again
+
+	MemberKill      Kind = "member-kill"      // a member of etcd is killed, and started again after up to 6 s
+	MemberPause     Kind = "member-pause"     // a member of etcd is stopped by a signal for 1 to 10 s
+	MemberPartition Kind = "member-partition" // a member of etcd cannot reach the others, but clients reach it
+	LeaderChange    Kind = "leader-change"    // another member of etcd leads
+	Compaction      Kind = "compaction"       // etcd forgets its history every 200 ms
+	LeaseRevoke     Kind = "lease-revoke"     // somebody revokes the lease of a living node
+	EtcdOutage      Kind = "etcd-outage"      // all members of etcd are down
+	EtcdRestore     Kind = "etcd-restore"     // etcd goes back to what it was some seconds before
+	NodePause       Kind = "node-pause"       // a witness, mostly the leader, is stopped for longer than its lease
+	NodeKill        Kind = "node-kill"        // a witness is killed and stays away for longer than its lease
+	SettingsFlood   Kind = "settings-flood"   // settings change twenty times a second, half of it wrong
+
+	PgKill      Kind = "pg-kill"      // all processes of Postgres are killed, and it is started again
+	PgStop      Kind = "pg-stop"      // Postgres is stopped at once, and started again
+	PgStall     Kind = "pg-stall"     // Postgres stands still
+	PgTerminate Kind = "pg-terminate" // sessions of nodes are ended while they commit
+	PgLock      Kind = "pg-lock"      // a stranger holds the rows of two groups
+	PgPool      Kind = "pg-pool"      // a stranger takes all connections
+	PgPartition Kind = "pg-partition" // nothing gets through between one node and Postgres
+
+	RedisFlush   Kind = "redis-flush"   // Redis forgets everything
+	RedisStall   Kind = "redis-stall"   // Redis stands still
+	RedisRestart Kind = "redis-restart" // Redis is killed, and started again empty
+	RedisMix     Kind = "redis-mix"     // answers are lost, and Redis gives remembered sends the answers of others
+
+	RolePartition  Kind = "role-partition"  // nothing gets through between one node and the others
+	RoleBlackhole  Kind = "role-blackhole"  // the same, and nothing between it and the stores
+	RoleSlow       Kind = "role-slow"       // what one node and the others say to each other takes longer
+	RollingRestart Kind = "rolling-restart" // every node is restarted, one after the other
+	Drain          Kind = "drain"           // another node tells one to stop, and it is started again
+	OwnerPause     Kind = "owner-pause"     // a state node is stopped for longer than its lease
+	RingChurn      Kind = "ring-churn"      // a state node leaves the ring and joins it every 2 s while a conversation is written
 )
 
 // Kinds lists all kinds.
@@ -49,9 +82,12 @@ func Kinds() []Kind {
 type area int
 
 const (
-	nodes area = iota // processes and their machines
-	links             // connections between clients and nodes
-	peers             // what clients do
+	nodes  area = iota // processes and their machines
+	links              // connections between clients and nodes
+	peers              // what clients do
+	stores             // Postgres
+	caches             // Redis
+	etcds              // members of etcd, and who lives by their leases
 	areas
 )
 
@@ -64,6 +100,13 @@ type trait struct {
 	also     []area        // areas that must be free besides its own
 	tag      bool          // only in builds with the tag drill
 	mount    bool          // only who may mount
+	etcd     int           // only layouts with so many members of etcd
+	sqlite   bool          // only layouts whose nodes keep messages themselves
+	postgres bool          // only layouts with Postgres
+	redis    bool          // only layouts with Redis
+	split    bool          // only layouts with roles in several processes
+	witness  bool          // only layouts with witnesses
+	long     bool          // a short drill has shorter ones, or none
 }
 
 const ms = time.Millisecond
@@ -73,7 +116,7 @@ var traits = []trait{
 	{kind: Pause, area: nodes, min: 1000 * ms, max: 8000 * ms},
 	{kind: Restart, area: nodes, min: 1500 * ms, max: 4000 * ms},
 	{kind: Disk, area: nodes, min: 1500 * ms, max: 5000 * ms, mount: true},
-	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms},
+	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms, sqlite: true},
 	{kind: Clock, area: nodes, min: 2000 * ms, max: 5000 * ms, levels: []string{"-1h", "-3s", "-700ms", "-30ms", "2s", "4m"}, tag: true},
 	{kind: Point, area: nodes, min: 1000 * ms, max: 4000 * ms, tag: true, levels: []string{
 		"state.before_append sleep 300ms 0.2", "state.before_append error 0.2", "state.after_append sleep 300ms 0.2", "state.after_append error 0.2",
@@ -93,6 +136,35 @@ var traits = []trait{
 	{kind: Block, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
 	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
+	{kind: MemberKill, area: etcds, min: 500 * ms, max: 6000 * ms, etcd: 1, long: true},
+	{kind: MemberPause, area: etcds, min: 1000 * ms, max: 10_000 * ms, etcd: 1, long: true},
+	{kind: MemberPartition, area: etcds, min: 26_000 * ms, max: 30_000 * ms, etcd: 3, long: true},
+	{kind: LeaderChange, area: etcds, min: 1000 * ms, max: 1500 * ms, etcd: 3},
+	{kind: Compaction, area: etcds, min: 3000 * ms, max: 6000 * ms, etcd: 1, long: true},
+	{kind: LeaseRevoke, area: etcds, min: 2000 * ms, max: 3000 * ms, etcd: 1},
+	{kind: EtcdOutage, area: etcds, min: 25_000 * ms, max: 60_000 * ms, etcd: 1, long: true},
+	{kind: EtcdRestore, area: etcds, min: 4000 * ms, max: 8000 * ms, etcd: 1, long: true},
+	{kind: NodePause, area: etcds, min: 16_000 * ms, max: 18_000 * ms, witness: true, long: true},
+	{kind: NodeKill, area: etcds, min: 13_000 * ms, max: 15_000 * ms, witness: true, long: true},
+	{kind: SettingsFlood, area: peers, min: 3000 * ms, max: 6000 * ms, etcd: 1},
+	{kind: PgKill, area: stores, min: 0, max: 4000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgStop, area: stores, min: 500 * ms, max: 4000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgStall, area: stores, min: 500 * ms, max: 8000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgTerminate, area: stores, min: 2000 * ms, max: 5000 * ms, postgres: true},
+	{kind: PgLock, area: stores, min: 1500 * ms, max: 6000 * ms, postgres: true},
+	{kind: PgPool, area: stores, min: 2000 * ms, max: 5000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgPartition, area: stores, min: 1000 * ms, max: 8000 * ms, also: []area{nodes}, postgres: true},
+	{kind: RedisFlush, area: caches, min: 0, max: 0, redis: true},
+	{kind: RedisStall, area: caches, min: 1000 * ms, max: 8000 * ms, redis: true},
+	{kind: RedisRestart, area: caches, min: 0, max: 4000 * ms, redis: true},
+	{kind: RedisMix, area: caches, min: 1500 * ms, max: 3000 * ms, also: []area{links}, redis: true},
+	{kind: RolePartition, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true},
+	{kind: RoleBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true, also: []area{stores, caches}},
+	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, levels: []string{"20ms", "100ms", "400ms"}},
+	{kind: RollingRestart, area: nodes, min: 14_000 * ms, max: 20_000 * ms, split: true, long: true},
+	{kind: Drain, area: nodes, min: 500 * ms, max: 3000 * ms, split: true},
+	{kind: OwnerPause, area: nodes, min: 13_000 * ms, max: 30_000 * ms, split: true, long: true},
+	{kind: RingChurn, area: etcds, min: 9000 * ms, max: 15_000 * ms, split: true, long: true},
 }
 
 // areas are those that a fault of the kind needs for itself.
@@ -122,7 +194,7 @@ func (e Event) Name() string { return fmt.Sprintf("%d %s", e.N, e.Kind) }
 
 // String is the event on one line.
 func (e Event) String() string {
-	s := fmt.Sprintf("%8.3fs %-9s for %.3fs", e.At.Seconds(), e.Kind, e.For.Seconds())
+	s := fmt.Sprintf("%8.3fs %-16s for %.3fs", e.At.Seconds(), e.Kind, e.For.Seconds())
 	if e.Level != "" {
 		s += "  " + e.Level
 	}
@@ -144,7 +216,8 @@ const (
 
 // Plan makes the schedule of a drill. It depends on its arguments alone, but
 // not on the order of kinds or repetitions among them. Every kind comes before
-// any comes again; faults that touch different things overlap now and then.
+// any comes again; faults that touch different things overlap now and then. Those
+// of etcd last long, so they have a schedule of their own beside the others'.
 func Plan(seed uint64, kinds []Kind, duration time.Duration) []Event {
 	set := slices.Clone(kinds)
 	slices.Sort(set)
@@ -152,32 +225,48 @@ func Plan(seed uint64, kinds []Kind, duration time.Duration) []Event {
 	if len(set) == 0 || duration < Shortest {
 		return nil
 	}
-	p := planner{rng: rand.New(rand.NewPCG(seed, 0x6472696c6c)), set: set, end: duration - tail}
+	ofEtcd := func(k Kind) bool { return traitOf(k).area == etcds }
+	events := append(plan(seed, 0x6472696c6c, slices.DeleteFunc(slices.Clone(set), ofEtcd), duration),
+		plan(seed, 0x65746364, slices.DeleteFunc(slices.Clone(set), func(k Kind) bool { return !ofEtcd(k) }), duration)...)
+	slices.SortStableFunc(events, func(a, b Event) int { return int(a.At - b.At) })
+	for i := range events {
+		events[i].N = i + 1
+	}
+	return events
+}
+
+// plan makes one of the two schedules.
+func plan(seed, stream uint64, set []Kind, duration time.Duration) []Event {
+	if len(set) == 0 {
+		return nil
+	}
+	p := planner{rng: rand.New(rand.NewPCG(seed, stream)), set: set, end: duration - tail, longest: duration / 3}
 	for at := lead; p.place(&at); {
 	}
 	if slices.Contains(set, Reset) {
 		p.events = append(p.events, Event{Kind: Reset, At: duration - closing, Seed: p.rng.Uint64()})
-	}
-	slices.SortStableFunc(p.events, func(a, b Event) int { return int(a.At - b.At) })
-	for i := range p.events {
-		p.events[i].N = i + 1
 	}
 	return p.events
 }
 
 // planner makes one schedule.
 type planner struct {
-	rng    *rand.Rand
-	set    []Kind
-	deck   []Kind
-	end    time.Duration
-	free   [areas]time.Duration // when each area is free again
-	events []Event
+	rng     *rand.Rand
+	set     []Kind
+	deck    []Kind
+	end     time.Duration
+	longest time.Duration        // of a long fault, if it can be shorter
+	free    [areas]time.Duration // when each area is free again
+	events  []Event
 }
 
 // rest is what an area gets after a fault, so that something can heal before
 // the next.
 const rest = 700 * ms
+
+// calm is the same for etcd: what is judged by the clock wants it in good order
+// for 5 s before.
+const calm = 6 * time.Second
 
 // place puts the next fault at or after at, and moves at. False if it does not
 // fit any more.
@@ -186,32 +275,54 @@ func (p *planner) place(at *time.Duration) bool {
 		p.deck = slices.Clone(p.set)
 		p.rng.Shuffle(len(p.deck), func(i, j int) { p.deck[i], p.deck[j] = p.deck[j], p.deck[i] })
 	}
-	t := traitOf(p.deck[0])
+	for len(p.deck) > 0 {
+		t := traitOf(p.deck[0])
+		if e, ok := p.event(t, *at); ok {
+			p.deck = p.deck[1:]
+			p.put(t, e, at)
+			return true
+		}
+		if !t.long { // the end is near
+			return false
+		}
+		p.deck = p.deck[1:] // shorter ones may fit
+	}
+	return false
+}
+
+// event is the next fault of a kind; false = it does not fit any more.
+func (p *planner) event(t *trait, at time.Duration) (Event, bool) {
 	e := Event{Kind: t.kind, For: t.min, Seed: p.rng.Uint64()}
-	if t.max > t.min {
-		e.For += time.Duration(p.rng.Int64N(int64((t.max-t.min)/ms)+1)) * ms
+	most := t.max
+	if t.long {
+		most = min(t.max, max(t.min, p.longest))
+	}
+	if most > t.min {
+		e.For += time.Duration(p.rng.Int64N(int64((most-t.min)/ms)+1)) * ms
 	}
 	if len(t.levels) > 0 {
 		e.Level = t.levels[p.rng.IntN(len(t.levels))]
 	}
-	taken := t.areas()
-	e.At = *at + time.Duration(p.rng.IntN(800))*ms
-	for _, a := range taken {
+	e.At = at + time.Duration(p.rng.IntN(800))*ms
+	for _, a := range t.areas() {
 		e.At = max(e.At, p.free[a])
 	}
-	if e.At+e.For > p.end {
-		return false
-	}
-	p.deck = p.deck[1:]
+	return e, e.At+e.For <= p.end
+}
+
+// put takes a fault in, and moves at to where the next may begin.
+func (p *planner) put(t *trait, e Event, at *time.Duration) {
 	p.events = append(p.events, e)
-	for _, a := range taken {
+	for _, a := range t.areas() {
 		p.free[a] = e.At + e.For + rest
+		if a == etcds {
+			p.free[a] = e.At + e.For + calm
+		}
 	}
 	*at = e.At + e.For + time.Duration(p.rng.IntN(900))*ms
-	if p.rng.IntN(4) == 0 { // the next one may begin under this one
+	if p.rng.IntN(4) == 0 {
 		*at = e.At + time.Duration(p.rng.Int64N(int64(e.For/ms)+1))*ms
 	}
-	return true
 }
 
 // Print is the schedule as text, one fault a line.

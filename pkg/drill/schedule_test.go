@@ -44,12 +44,16 @@ func TestPlan(t *testing.T) {
 			}
 		}
 		if duration > 4*time.Minute {
-			low, high := len(events), 0
-			for _, k := range kinds {
-				low, high = min(low, used[k]), max(high, used[k])
-			}
-			if high-low > 2 { // one for the deck that is not played to its end, one for the closing reset
-				t.Fatalf("kinds come %d to %d times:\n%s", low, high, Print(events))
+			for _, ofEtcd := range []bool{false, true} {
+				low, high := len(events), 0
+				for _, k := range kinds {
+					if (traitOf(k).area == etcds) == ofEtcd {
+						low, high = min(low, used[k]), max(high, used[k])
+					}
+				}
+				if high-low > 2 { // one for the deck that is not played to its end, one for the closing reset
+					t.Fatalf("kinds come %d to %d times:\n%s", low, high, Print(events))
+				}
 			}
 		}
 	})
@@ -59,13 +63,37 @@ func TestPlan(t *testing.T) {
 func TestShortDrillsHaveManyFaults(t *testing.T) {
 	var normal []Kind
 	for _, tr := range traits {
-		if !tr.tag && !tr.mount {
+		if !tr.tag && !tr.mount && tr.why(AllInOne()) == "" {
 			normal = append(normal, tr.kind)
 		}
 	}
 	for seed := range uint64(200) {
 		if n := len(Plan(seed, normal, 75*time.Second)); n < 15 {
 			t.Errorf("seed %d has %d faults", seed, n)
+		}
+	}
+}
+
+// Faults of the control plane last long, but others go on meanwhile: two minutes
+// hold many of both.
+func TestLongFaultsHoldNothingUp(t *testing.T) {
+	var possible []Kind
+	for _, tr := range traits {
+		if !tr.tag && !tr.mount && tr.why(ControlPlane()) == "" {
+			possible = append(possible, tr.kind)
+		}
+	}
+	for seed := range uint64(200) {
+		plane, others := 0, 0
+		for _, e := range Plan(seed, possible, 2*time.Minute) {
+			if traitOf(e.Kind).area == etcds {
+				plane++
+			} else {
+				others++
+			}
+		}
+		if plane < 3 || others < 8 {
+			t.Errorf("seed %d has %d faults of the control plane and %d others", seed, plane, others)
 		}
 	}
 }

@@ -1,8 +1,11 @@
 package drill
 
 import (
+	"os"
 	"os/exec"
 	"runtime"
+
+	"golang.org/x/sys/unix"
 )
 
 // spawner starts processes from one thread that lives as long as it does: the
@@ -15,14 +18,34 @@ type spawner struct {
 
 func newSpawner() *spawner {
 	s := &spawner{todo: make(chan func()), done: make(chan struct{})}
-	go func() {
-		defer close(s.done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		for f := range s.todo {
-			f()
-		}
-	}()
+	go s.find()
 	return s
+}
+
+// find takes a thread that ends with its goroutine, which the main thread of a
+// process never does.
+func (s *spawner) find() {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		s.work()
+		return
+	}
+	taken := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // another thread, as the main one is held meanwhile
+		close(taken)
+		s.work()
+	}()
+	<-taken
+	runtime.UnlockOSThread()
+}
+
+// work starts what it is asked to. The thread is never unlocked.
+func (s *spawner) work() {
+	defer close(s.done)
+	for f := range s.todo {
+		f()
+	}
 }
 
 // start starts cmd.

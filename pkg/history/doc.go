@@ -12,6 +12,13 @@
 //	db.final         the log after everything had healed: the ground truth
 //	members.final    who may see what of it
 //
+// and, if the control plane was looked at too:
+//
+//	control.log      what was done to nodes and to etcd, and settings that were written
+//	node-N.log       what a node saw of all that
+//	leader.log       claims and effects of leaders, in the order in which the store decided
+//	ids.log          ids that nodes made
+//
 // What a recorder owes the judge:
 //
 //   - An Invoke carries a time from before the send leaves, a Return one from

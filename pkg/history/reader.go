@@ -28,7 +28,7 @@ func Read(dir string, f func(file string, r *Record) error) (Run, error) {
 	}
 	for _, e := range entries {
 		name := e.Name()
-		if strings.HasSuffix(name, ".ops") || strings.HasSuffix(name, ".view") || name == "faults.log" || name == "db.final" || name == "members.final" {
+		if strings.HasSuffix(name, ".ops") || strings.HasSuffix(name, ".view") || strings.HasSuffix(name, ".log") || name == "db.final" || name == "members.final" {
 			if err := readFile(filepath.Join(dir, name), name, f); err != nil {
 				return run, err
 			}

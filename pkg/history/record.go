@@ -14,10 +14,45 @@ const (
 	Disconnect Kind = "disconnect" // view: it ended
 	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch; Name is that epoch, if known
 	Settled    Kind = "settled"    // view: the device is online, has synced and waits for nothing
-	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended
+	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended; Entry aside = clients must not feel it
 	Row        Kind = "row"        // db: an entry
 	Span       Kind = "span"       // members: User may see (Seq, To] of Conv; To 0 = to the end
+
+	Claim   Kind = "claim"   // leader: User claimed the fence Name; with Ack ok it was given the token N
+	Effect  Kind = "effect"  // leader: User had an effect under the fence Name with the token N; Ack ok = it took place, fail = refused
+	Began   Kind = "began"   // node: the process Entry of the node User began to tell what it sees
+	Led     Kind = "led"     // node: User believes that it leads Name with the token N; Stop = not any more
+	Seen    Kind = "seen"    // node: User sees the process Entry of the node Device as usable; Stop = not any more
+	Applied Kind = "applied" // node: User has the settings of the put N in force, by one setting, and of the put To, by another
+	Made    Kind = "made"    // ids: User made the id MID
+	Node    Kind = "node"    // control: what became of the process Entry of the node User; Reason says it
+	Etcd    Kind = "etcd"    // control: how etcd is from now on; Reason says it
+	Put     Kind = "put"     // control: the settings N were written, between T and To; Ack ok, fail or unknown; Reason bad = they must be refused
 )
+
+// The reasons of a Node record.
+const (
+	Up       = "up"       // it is ready
+	Down     = "down"     // it has ended without a word
+	Stopping = "stopping" // it was asked to stop
+	Paused   = "paused"   // it stands still
+	Resumed  = "resumed"  // it goes on
+)
+
+// The reasons of an Etcd record.
+const (
+	EtcdGood    = "good"
+	EtcdLimping = "limping" // a minority of the members ails, or another one is about to lead
+	EtcdAway    = "away"    // no majority
+	// EtcdRestored is good, but it has gone back to an older state.
+	EtcdRestored = "restored"
+)
+
+// Aside is the entry of a fault that is no excuse for what clients meet.
+const Aside = "aside"
+
+// Bad is the reason of a Put that every node must refuse.
+const Bad = "bad"
 
 // The answers to a send.
 const (

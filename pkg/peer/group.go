@@ -38,6 +38,7 @@ type group struct {
 	names   map[string]string // of the pickers in use, by method
 	eject   balance.Ejector
 	budget  balance.Budget
+	steer   balance.Steer
 	hedges  map[string]*balance.Hedge
 	latency map[string]*balance.EWMA
 	heard   map[string]time.Time // last answer or probe, by node
@@ -111,10 +112,25 @@ func (g *group) pick(m *Method, key string, tried []string) *place {
 			ts = balance.Local(ts, g.zone)
 		}
 		if i := picker.Pick(ts, key); i >= 0 {
-			return g.find(ts[i].ID)
+			return g.find(g.steered(m, picker, ts, key, i))
 		}
 	}
 	return nil
+}
+
+// steered is the target at i, or, for reads that go by hash, the one that would
+// follow it if that one is much quicker.
+func (g *group) steered(m *Method, picker balance.Picker, ts []balance.Target, key string, i int) string {
+	first := ts[i]
+	if m.Repeat != v1.Repeat_REPEAT_BACKUP || g.names[m.Name] != balance.NameConsistentHash || len(ts) < 2 {
+		return first.ID
+	}
+	rest := slices.Delete(ts, i, i+1)
+	next := rest[picker.Pick(rest, key)]
+	if g.steer.Past(first.Latency, next.Latency) {
+		return next.ID
+	}
+	return first.ID
 }
 
 // other is a node for a backup request beside that of the first: nil = none.
@@ -132,7 +148,7 @@ func (g *group) other(m *Method, key string, first *place) *place {
 }
 
 func (g *group) targets(fits func(id string) bool) []balance.Target {
-	out := make([]balance.Target, 0, len(g.places))
+	out, now := make([]balance.Target, 0, len(g.places)), time.Now()
 	for _, p := range g.places {
 		if !fits(p.id()) {
 			continue
@@ -142,7 +158,7 @@ func (g *group) targets(fits func(id string) bool) []balance.Target {
 			t.InFlight = int(p.remote.inFlight.Load())
 		}
 		if e := g.latency[t.ID]; e != nil {
-			t.Latency = e.Value()
+			t.Latency = e.Value(now)
 		}
 		out = append(out, t)
 	}
@@ -172,18 +188,24 @@ func (g *group) report(p *place, m *Method, o balance.Outcome, took time.Duratio
 	if o == balance.OK {
 		g.budget.Succeeded(now)
 		p.remote.answered.Store(true)
-		e := g.latency[p.id()]
-		if e == nil {
-			e = &balance.EWMA{}
-			g.latency[p.id()] = e
+		if m != peerCheck { // a probe is no measure for other calls
+			g.sample(p, took, now)
 		}
-		e.Add(took, now)
 		g.heard[p.id()] = now
 		if m.Repeat == v1.Repeat_REPEAT_BACKUP {
 			g.hedge(m).Answered(took, now)
 		}
 	}
 	return g.eject.Report(p.id(), o, now)
+}
+
+func (g *group) sample(p *place, took time.Duration, now time.Time) {
+	e := g.latency[p.id()]
+	if e == nil {
+		e = &balance.EWMA{}
+		g.latency[p.id()] = e
+	}
+	e.Add(took, now)
 }
 
 // hedge is the backup policy of a method. The lock is held.

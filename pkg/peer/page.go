@@ -105,7 +105,7 @@ func (g *group) tell(names map[string]string) RoleReport {
 	for _, p := range g.places {
 		x := RolePlace{ID: p.id(), Self: p.remote == nil, Weight: max(p.node.Weight, 1), Standing: g.eject.Standing(p.id())}
 		if e := g.latency[p.id()]; e != nil {
-			x.LatencyMS = float64(e.Value()) / 1e6
+			x.LatencyMS = float64(e.Value(time.Now())) / 1e6
 		}
 		r.Nodes = append(r.Nodes, x)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -232,6 +233,50 @@ func TestBackupRequests(t *testing.T) {
 	}
 	if calls > 215 {
 		t.Errorf("%d calls for 205 reads", calls)
+	}
+}
+
+// One slow node of three: readers hardly notice, at the price of few extra
+// calls.
+func TestOneSlowNodeOfThree(t *testing.T) {
+	const reads, added = 300, 200 * time.Millisecond
+	p99 := func(repeat v1.Repeat) (time.Duration, int64) {
+		w := newWorld(t, "a", "b", "c")
+		w.nodes[0].slow.Store(int64(added))
+		m := *stateMembers
+		m.Repeat = repeat
+		took := make([]time.Duration, reads)
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				for j := i; j < reads; j += 6 {
+					begin := time.Now()
+					if _, err := invoke(t.Context(), w.caller, &w.caller.state, &m, fmt.Sprint("g_", j), stateHandler.Members, &v1.MembersRequest{}); err != nil {
+						t.Log(err) // it counts as long as it took
+					}
+					took[j] = time.Since(begin)
+				}
+			})
+		}
+		wg.Wait()
+		calls := int64(0)
+		for _, n := range w.nodes {
+			calls += n.calls.Load()
+		}
+		took = took[reads/4:] // what is slow must be seen first
+		slices.Sort(took)
+		return took[len(took)*99/100], calls - reads
+	}
+	for try := 1; ; try++ {
+		without, _ := p99(v1.Repeat_REPEAT_ANYWHERE)
+		with, extra := p99(v1.Repeat_REPEAT_BACKUP)
+		t.Logf("p99 %v with backup requests, %v without; %d extra calls for %d reads", with, without, extra, reads)
+		if with <= without*3/10 && extra <= reads/20 {
+			return
+		}
+		if try == 3 { // a busy machine may spoil one figure
+			t.Fatal("readers notice a slow node, or too many calls were made")
+		}
 	}
 }
 

@@ -50,6 +50,8 @@ var (
 	postgresMu     sync.Mutex
 	postgresImage  string    // a cluster fresh from initdb, copied for each server
 	postgresShared *Postgres // of SharedPostgres
+	postgresCount  int       // servers that are there
+	postgresKeep   bool      // the image stays when the last server goes, as Tests removes it
 	databases      atomic.Int64
 )
 
@@ -72,7 +74,12 @@ func StartPostgres(t testing.TB, o PostgresOptions) *Postgres {
 	postgresMu.Lock()
 	defer postgresMu.Unlock()
 	p := newPostgres(t, o)
-	t.Cleanup(p.remove)
+	t.Cleanup(func() {
+		postgresMu.Lock()
+		defer postgresMu.Unlock()
+		p.remove()
+		dropImage()
+	})
 	return p
 }
 
@@ -82,18 +89,25 @@ type Tests struct{ M *testing.M }
 
 // Run runs the tests and returns the exit status.
 func (t Tests) Run() int {
+	postgresKeep = true
 	code := t.M.Run()
 	postgresMu.Lock()
 	defer postgresMu.Unlock()
+	postgresKeep = false
 	if postgresShared != nil {
 		postgresShared.remove()
 		postgresShared = nil
 	}
-	if postgresImage != "" {
+	dropImage()
+	return code
+}
+
+// dropImage removes the image if no server is there that it could serve.
+func dropImage() {
+	if postgresImage != "" && postgresCount == 0 && !postgresKeep {
 		_ = os.RemoveAll(postgresImage)
 		postgresImage = ""
 	}
-	return code
 }
 
 // newPostgres starts a server in a folder of its own.
@@ -110,8 +124,10 @@ func newPostgres(t testing.TB, o PostgresOptions) *Postgres {
 	if p.Dir, err = os.MkdirTemp("", "imdpg"); err != nil { // not t.TempDir: it is closed to other users
 		t.Fatal(err)
 	}
+	postgresCount++
 	if err := p.prepare(o); err != nil {
-		_ = os.RemoveAll(p.Dir)
+		p.remove()
+		dropImage()
 		t.Fatal(err)
 	}
 	for range 5 { // another process may take the free port first
@@ -123,6 +139,7 @@ func newPostgres(t testing.TB, o PostgresOptions) *Postgres {
 		}
 	}
 	p.remove()
+	dropImage()
 	t.Fatalf("postgres does not start: %v\n%s", err, p.log)
 	return nil
 }
@@ -382,6 +399,7 @@ func (p *Postgres) remove() {
 		<-p.done
 	}
 	_ = os.RemoveAll(p.Dir)
+	postgresCount--
 }
 
 // Serve makes a database with the schema of the binary under test, and returns

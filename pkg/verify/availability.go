@@ -144,7 +144,7 @@ func (x *index) note(a *Availability, s *send, wait int64) {
 	m.Worst = max(m.Worst, millis(wait))
 }
 
-// faultWindows gives the times under faults, Slack included, in order and
+// faultWindows gives the times under faults that clients may feel, Slack included, in order and
 // without overlaps. A fault that was never stopped lasts to the end.
 func (x *index) faultWindows() [][2]int64 {
 	order := numbers(len(x.faults))
@@ -153,6 +153,9 @@ func (x *index) faultWindows() [][2]int64 {
 	var all [][2]int64
 	for _, i := range order {
 		f := &x.faults[i]
+		if f.aside {
+			continue
+		}
 		begun := running[f.name]
 		switch {
 		case !f.stop:

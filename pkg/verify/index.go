@@ -62,6 +62,8 @@ type index struct {
 	refusedIn map[[2]name]bool // by user and conversation
 	proofs    []int64
 
+	planeMade *plane
+
 	windows, undecided int // of I5's search
 }
 

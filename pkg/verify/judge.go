@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/imdhq/imd/pkg/history"
 )
 
 // Options are what a verdict may depend on. The zero value means the defaults.
@@ -65,8 +67,13 @@ type Counts struct {
 	Connects      int `json:"connects"`
 	Resyncs       int `json:"resyncs"`
 	Faults        int `json:"faults"`
-	Windows       int `json:"windows"`   // of operations whose linear order was searched
-	Undecided     int `json:"undecided"` // of them, those whose search ran out of time
+	Effects       int `json:"effects,omitempty"`   // of leaders, also refused ones
+	Leaders       int `json:"leaders,omitempty"`   // tokens that were given
+	Puts          int `json:"puts,omitempty"`      // of settings
+	Made          int `json:"ids_made,omitempty"`  // beside those of messages
+	Processes     int `json:"processes,omitempty"` // of nodes that told what they saw
+	Windows       int `json:"windows"`             // of operations whose linear order was searched
+	Undecided     int `json:"undecided"`           // of them, those whose search ran out of time
 }
 
 // Invariant is the verdict on one promise.
@@ -109,36 +116,45 @@ func (c *check) fail(refs func() []Ref, format string, args ...any) {
 type rule struct {
 	id, title string
 	judge     func(*check)
+	control   bool // only of histories in which the control plane was recorded
 }
 
 // rules are all invariants, in the order of the report.
 var rules = []rule{
-	{"I1", "no acknowledged message is lost or changed", (*check).acked},
-	{"I2", "nothing comes from nowhere, nothing is altered", (*check).origin},
-	{"I3", "one answer and one row for each key", (*check).answers},
-	{"I4", "the log is in order and names its predecessors", (*check).order},
-	{"I5", "the order of the log respects real time", (*check).realTime},
-	{"I6", "a device's messages keep the order in which it sent them", (*check).fifo},
-	{"I7", "every device shows everything that it may see", (*check).complete},
-	{"I8", "nothing is shown twice or out of order", (*check).rising},
-	{"I9", "a view never goes back", (*check).back},
-	{"I14", "message ids are unique", (*check).ids},
-	{"I17", "nothing is shown to those who may not see it", (*check).authorisation},
-	{"I18", "the server stays available", (*check).available},
-	{"I19", "every send gets a definite answer in the end", (*check).resolved},
+	{"I1", "no acknowledged message is lost or changed", (*check).acked, false},
+	{"I2", "nothing comes from nowhere, nothing is altered", (*check).origin, false},
+	{"I3", "one answer and one row for each key", (*check).answers, false},
+	{"I4", "the log is in order and names its predecessors", (*check).order, false},
+	{"I5", "the order of the log respects real time", (*check).realTime, false},
+	{"I6", "a device's messages keep the order in which it sent them", (*check).fifo, false},
+	{"I7", "every device shows everything that it may see", (*check).complete, false},
+	{"I8", "nothing is shown twice or out of order", (*check).rising, false},
+	{"I9", "a view never goes back", (*check).back, false},
+	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, true},
+	{"I14", "message ids are unique", (*check).ids, false},
+	{"I15", "settings are in force as a whole, and soon everywhere", (*check).settings, true},
+	{"I16", "living nodes are used and dead ones are not", (*check).discovery, true},
+	{"I17", "nothing is shown to those who may not see it", (*check).authorisation, false},
+	{"I18", "the server stays available", (*check).available, false},
+	{"I19", "every send gets a definite answer in the end", (*check).resolved, false},
 }
 
 // Judge runs every invariant over the history. It reads the history only.
 func Judge(h *History, opt Options) *Report {
 	x, opt := newIndex(h), opt.withDefaults()
 	r := &Report{Good: true, Run: facts(h), Availability: x.availability(opt)}
-	for _, rule := range rules {
+	for _, rule := range x.rules() {
 		inv := rule.run(x, opt)
 		r.Good = r.Good && inv.Found == 0
 		r.Invariants = append(r.Invariants, *inv)
 	}
 	r.Counts = x.counts()
 	return r
+}
+
+// rules are those that the history is judged by.
+func (x *index) rules() []rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return r.control && len(x.acts) == 0 })
 }
 
 func (r rule) run(x *index, opt Options) *Invariant {
@@ -178,7 +194,7 @@ func (r *Report) Found() int {
 
 // counts adds up the history.
 func (x *index) counts() Counts {
-	c := Counts{Records: len(x.ops) + len(x.views) + len(x.rows) + len(x.spans) + len(x.faults), Sends: len(x.sends()), Rows: len(x.rows),
+	c := Counts{Records: len(x.ops) + len(x.views) + len(x.rows) + len(x.spans) + len(x.faults) + len(x.acts), Sends: len(x.sends()), Rows: len(x.rows),
 		Windows: x.windows, Undecided: x.undecided}
 	users := x.recorded()
 	c.Users = len(users)
@@ -243,6 +259,22 @@ func (x *index) countViews(c *Counts) {
 	for i := range x.faults {
 		if !x.faults[i].stop {
 			c.Faults++
+		}
+	}
+	for i := range x.acts {
+		switch a := &x.acts[i]; a.kind {
+		case history.Effect:
+			c.Effects++
+		case history.Claim:
+			if a.ack == ackOK {
+				c.Leaders++
+			}
+		case history.Put:
+			c.Puts++
+		case history.Made:
+			c.Made++
+		case history.Began:
+			c.Processes++
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/imdhq/imd/pkg/history"
@@ -29,6 +30,7 @@ type History struct {
 	rows   []row
 	spans  []span
 	faults []fault
+	acts   []act // of the control plane, file by file
 }
 
 // at is where a record came from.
@@ -108,10 +110,31 @@ func (s *span) holds(seq int64) bool { return seq > s.seq && (s.to == 0 || seq <
 
 // fault is the start or the stop of a fault.
 type fault struct {
-	t    int64
-	name name
-	at   at
-	stop bool
+	t     int64
+	name  name
+	at    at
+	stop  bool
+	aside bool // clients must not feel it
+}
+
+// act is what happened in the control plane. Which fields count depends on the
+// kind, as in history.Record.
+type act struct {
+	t, to, n, seq             int64
+	kind                      history.Kind
+	user, device, entry, name name
+	reason                    name
+	at                        at
+	ack                       ack
+	stop                      bool
+}
+
+// actFiles say which kinds a file of the control plane holds.
+var actFiles = map[string][]history.Kind{
+	"control.log": {history.Node, history.Etcd, history.Put},
+	"leader.log":  {history.Claim, history.Effect},
+	"ids.log":     {history.Made},
+	"node-":       {history.Began, history.Led, history.Seen, history.Applied},
 }
 
 // names interns texts.
@@ -141,6 +164,15 @@ const (
 	nameMessage name = iota + 1
 	nameReused
 	nameMade
+	nameUp
+	nameDown
+	nameStopping
+	namePaused
+	nameResumed
+	nameLimping
+	nameAway
+	nameRestored
+	nameBad
 )
 
 // entryMessage is the entry kind of a row that holds a message, reasonReused
@@ -152,7 +184,8 @@ const (
 
 func newHistory() *History {
 	h := &History{names: newNames()}
-	for _, s := range []string{entryMessage, reasonReused, "(made)"} {
+	for _, s := range []string{entryMessage, reasonReused, "(made)", history.Up, history.Down, history.Stopping, history.Paused, history.Resumed,
+		history.EtcdLimping, history.EtcdAway, history.EtcdRestored, history.Bad} {
 		h.names.id(s)
 	}
 	return h
@@ -218,6 +251,12 @@ func (l *loader) add(file string, r *history.Record) error {
 		return l.span(r, p)
 	case file == "faults.log":
 		return l.fault(r, p)
+	}
+	if strings.HasPrefix(file, "node-") {
+		file = "node-"
+	}
+	if kinds, ok := actFiles[file]; ok {
+		return l.act(kinds, r, p)
 	}
 	return fmt.Errorf("no kind of file is named %s", file)
 }
@@ -298,7 +337,28 @@ func (l *loader) fault(r *history.Record, p at) error {
 	if r.Kind != history.Fault || r.Name == "" {
 		return fmt.Errorf("a record of kind %q, or one without name, does not belong here", r.Kind)
 	}
-	l.h.faults = append(l.h.faults, fault{t: r.T, name: l.h.names.id(r.Name), at: p, stop: r.Stop})
+	l.h.faults = append(l.h.faults, fault{t: r.T, name: l.h.names.id(r.Name), at: p, stop: r.Stop, aside: r.Entry == history.Aside})
+	return nil
+}
+
+func (l *loader) act(kinds []history.Kind, r *history.Record, p at) error {
+	id := l.h.names.id
+	a := act{t: r.T, to: r.To, n: r.N, seq: r.Seq, kind: r.Kind, user: id(r.User), device: id(r.Device), entry: id(r.Entry), name: id(r.Name),
+		reason: id(r.Reason), at: p, ack: acks[r.Ack], stop: r.Stop}
+	switch {
+	case !slices.Contains(kinds, r.Kind):
+		return fmt.Errorf("a record of kind %q does not belong here", r.Kind)
+	case r.Kind != history.Etcd && r.Kind != history.Put && r.User == "":
+		return errors.New("a record of the control plane without a node")
+	case (r.Kind == history.Claim || r.Kind == history.Effect || r.Kind == history.Put) && a.ack == ackNone:
+		return fmt.Errorf("a %s with the unknown answer %q", r.Kind, r.Ack)
+	case r.Kind == history.Seen && r.Device == "":
+		return errors.New("something was seen without a node")
+	}
+	if r.Kind == history.Made {
+		a.n = r.MID
+	}
+	l.h.acts = append(l.h.acts, a)
 	return nil
 }
 
@@ -384,5 +444,21 @@ func (h *History) spanRef(s *span) Ref {
 }
 
 func (h *History) faultRef(f *fault) Ref {
-	return h.ref(f.at, history.Record{T: f.t, Kind: history.Fault, Name: h.names.text(f.name), Stop: f.stop})
+	r := history.Record{T: f.t, Kind: history.Fault, Name: h.names.text(f.name), Stop: f.stop}
+	if f.aside {
+		r.Entry = history.Aside
+	}
+	return h.ref(f.at, r)
+}
+
+func (h *History) actRef(a *act) Ref {
+	text := h.names.text
+	r := history.Record{T: a.t, Kind: a.kind, User: text(a.user), Device: text(a.device), Ack: ackNames[a.ack], Reason: text(a.reason), Seq: a.seq,
+		To: a.to, Entry: text(a.entry), Name: text(a.name), Stop: a.stop}
+	if a.kind == history.Made {
+		r.MID = a.n
+	} else {
+		r.N = a.n
+	}
+	return h.ref(a.at, r)
 }

@@ -50,7 +50,7 @@ func Mutate(h *History, opt MutateOptions) (*Mutations, error) {
 	}
 	out := &Mutations{Good: true, Seed: opt.Seed}
 	source := newIndex(h)
-	for _, rule := range rules {
+	for _, rule := range source.rules() {
 		made := 0
 		for i, kind := range mutations[rule.id] {
 			rng := rand.New(rand.NewPCG(opt.Seed, uint64(i)))
@@ -145,11 +145,20 @@ func (m *Mutations) Text(w io.Writer) {
 			fmt.Fprintf(w, "missed by %s: %s: %s\n", k.ID, k.Kind, what)
 		}
 	}
-	for _, r := range rules {
-		if m.made(r.id) == 0 {
-			fmt.Fprintf(w, "%s was not tried: the history has nothing that could be broken\n", r.id)
+	for _, id := range m.untried() {
+		fmt.Fprintf(w, "%s was not tried: the history has nothing that could be broken\n", id)
+	}
+}
+
+// untried are the invariants of which there was no mutant.
+func (m *Mutations) untried() []string {
+	var ids []string
+	for _, k := range m.Kinds {
+		if m.made(k.ID) == 0 && !slices.Contains(ids, k.ID) {
+			ids = append(ids, k.ID)
 		}
 	}
+	return ids
 }
 
 func (m *Mutations) made(id string) int {

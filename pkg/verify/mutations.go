@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+
+	"github.com/imdhq/imd/pkg/history"
 )
 
 // mutations are the ways to break each invariant.
@@ -63,10 +65,31 @@ var mutations = map[string][]kind{
 		{"begun anew twice for one data_epoch", (*mutant).sameEpoch},
 		{"begun anew without being told", (*mutant).forgetResync},
 	},
+	"I10": {
+		{"an effect of a deposed leader", (*mutant).deposed},
+		{"an effect that was refused takes place", (*mutant).takenAfterAll},
+		{"an effect of another with the leader's token", changeAct(history.Effect, func(a *act) { a.user = nameMade })},
+		{"an effect with a token of nobody", changeAct(history.Effect, func(a *act) { a.n += 1 << 40 })},
+		{"a token given twice", addAct(history.Claim, func(a *act) { a.user = nameMade })},
+	},
 	"I14": {
 		{"two rows with one id", (*mutant).rowsWithOneID},
 		{"an answer with the id of another message", (*mutant).answerWithOtherID},
 		{"a message without id", changeRow(func(r *row) { r.mid = 0 })},
+		{"an id made twice", addAct(history.Made, func(*act) {})},
+	},
+	"I15": {
+		{"a half of a change in force", changeAct(history.Applied, func(a *act) { a.to-- })},
+		{"a change in force that must be refused", (*mutant).wrongInForce},
+		{"a change in force that nobody made", changeAct(history.Applied, func(a *act) { a.n, a.to = a.n+1<<40, a.n+1<<40 })},
+		{"a change that never comes", neverInForce(false)},
+		{"a change that comes late", neverInForce(true)},
+	},
+	"I16": {
+		{"a living node left out", leaveOut(false)},
+		{"a living node left out while etcd is away", leaveOut(true)},
+		{"a living node never used", (*mutant).neverUsed},
+		{"a dead node used on", (*mutant).usedDead},
 	},
 	"I17": {
 		{"shown to a stranger", addShow(func(v *view) { v.user = nameMade })},

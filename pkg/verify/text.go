@@ -68,6 +68,9 @@ func (r *Report) textFacts(w io.Writer) {
 		c.Sends, c.Acked, c.Refused, c.GivenUp, c.Retries, c.Unknown, c.Duplicates)
 	fmt.Fprintf(w, "log           %d rows in %d conversations, %d messages, %d of senders that were not recorded\n", c.Rows, c.Conversations, c.Messages, c.Unrecorded)
 	fmt.Fprintf(w, "devices       %d of %d users, %d settled; %d shows, %d connects, %d resyncs\n", c.Devices, c.Users, c.Settled, c.Shows, c.Connects, c.Resyncs)
+	if c.Processes > 0 {
+		fmt.Fprintf(w, "control       %d processes told what they saw; %d effects of %d leaders, %d changes of settings, %d ids\n", c.Processes, c.Effects, c.Leaders, c.Puts, c.Made)
+	}
 	fmt.Fprintf(w, "availability  %.2f %% of %d sends outside fault windows within %v (wanted %.2f %%), %d inside\n",
 		100*a.Share, a.Judged, Prompt, 100*a.Wanted, a.Excused)
 	fmt.Fprintf(w, "waits         p50 %s, p99 %s, longest %s, longest outside fault windows %s\n", ms(a.P50), ms(a.P99), ms(a.Longest), ms(a.LongestFree))

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,11 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/imdhq/imd/pkg/failpoint"
 )
 
 // Endpoints says how to reach an etcd cluster.
@@ -54,6 +59,9 @@ func Dial(e Endpoints, log *zap.Logger) (*clientv3.Client, error) {
 	if e.Health != nil {
 		dial = append(dial, grpc.WithChainUnaryInterceptor(e.Health.unary), grpc.WithChainStreamInterceptor(e.Health.stream))
 	}
+	if failpoint.Bad(failpoint.NoRequireLeader) {
+		dial = append(dial, grpc.WithChainStreamInterceptor(anyMember))
+	}
 	config := clientv3.Config{
 		Endpoints:            e.URLs,
 		DialTimeout:          callLimit,
@@ -74,6 +82,16 @@ func Dial(e Endpoints, log *zap.Logger) (*clientv3.Client, error) {
 	// etcd is away. Given afterwards, it logs in when a server asks for it.
 	c.Token, c.Username, c.Password = "", e.Username, e.Password
 	return c, nil
+}
+
+// anyMember takes from a watch that its member must have a leader. It is what a
+// defect does.
+func anyMember(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if md, ok := metadata.FromOutgoingContext(ctx); ok {
+		md.Delete(rpctypes.MetadataRequireLeaderKey) // a copy
+		ctx = metadata.NewOutgoingContext(ctx, md)
+	}
+	return next(ctx, d, cc, method, opts...)
 }
 
 // noToken makes the library prepare for tokens; servers refuse it, and that

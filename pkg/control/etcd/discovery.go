@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 )
 
@@ -97,6 +98,9 @@ func (d discovery) step(ev discoveryEvent) (discovery, discoveryEffect) {
 		d.list(*ev.listed, ev.at, &eff)
 	case ev.away != nil:
 		d.away = *ev.away
+		if d.away && failpoint.Bad(failpoint.AbsenceWhileAway) {
+			d.forget(&eff)
+		}
 	case ev.known != nil:
 		d.recall(*ev.known, ev.at, &eff)
 	case ev.probed != nil:
@@ -272,6 +276,15 @@ func (d *discovery) evict(id im.NodeID, eff *discoveryEffect) {
 	delete(d.nodes, id)
 	d.evicted++
 	eff.changed = true
+}
+
+// forget evicts all nodes but the own one. It is what a defect does.
+func (d *discovery) forget(eff *discoveryEffect) {
+	for _, id := range slices.Sorted(maps.Keys(d.nodes)) {
+		if id != d.self {
+			d.evict(id, eff)
+		}
+	}
 }
 
 // plan starts the probes that are due and finds when time matters next.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
 )
 
 const (
@@ -79,7 +80,7 @@ func (m marks) reason(url string) string {
 		return ""
 	case !k.reachable:
 		return "does not answer: " + k.err
-	case k.leader == 0:
+	case k.leader == 0 && !failpoint.Bad(failpoint.NoRequireLeader):
 		return "has no leader"
 	case k.learner:
 		return "is a learner"

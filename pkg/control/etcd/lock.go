@@ -182,15 +182,15 @@ type held struct {
 func (h *held) keep() {
 	ctx, stop := context.WithCancel(h.locker.ctx)
 	h.stop = stop
+	first := min(h.locker.timing.renew, h.ttl/3)
 	h.locker.wg.Go(func() {
 		defer close(h.kept)
-		h.run(ctx)
+		h.run(ctx, first)
 	})
 }
 
-func (h *held) run(ctx context.Context) {
+func (h *held) run(ctx context.Context, pause time.Duration) {
 	t := h.locker.timing
-	pause := min(t.renew, h.ttl/3)
 	for backoff.Sleep(ctx, pause) == nil {
 		sent, ttl, err := renew(ctx, h.locker.client, int64(h.id))
 		switch {

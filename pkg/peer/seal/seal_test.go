@@ -80,7 +80,12 @@ func TestProofs(t *testing.T) {
 		}},
 		"other method": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.URL.Path += "2" }},
 		"no proof":     {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Del(header) }},
-		"garbage":      {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Set(header, "1 x x x zz") }},
+		"other name": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) {
+			f := strings.Fields(r.Header.Get(header))
+			f[1] = "00000000"
+			r.Header.Set(header, strings.Join(f, " "))
+		}},
+		"garbage": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Set(header, "1 x x x zz") }},
 		"too large": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) {
 			r.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", 101)))
 		}},

@@ -24,6 +24,7 @@ type Size struct {
 	Messages      int
 	Faults        int // negative = none
 	Segment       bool
+	Plain         bool // the control plane was not recorded
 }
 
 // Small is a history of a few hundred records with a bit of everything.

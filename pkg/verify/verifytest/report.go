@@ -28,6 +28,9 @@ func (g *generator) report() {
 	for _, c := range g.convs {
 		g.final(c)
 	}
+	if !g.size.Plain {
+		g.plane()
+	}
 }
 
 func (g *generator) add(file string, r history.Record) {

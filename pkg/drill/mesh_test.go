@@ -1,0 +1,82 @@
+package drill
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// echoing is a member that says back what it hears.
+func echoing(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(c, c)
+				c.Close()
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// hears reports whether a member is heard through a front within a moment.
+func hears(t *testing.T, address string) bool {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		return false
+	}
+	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+	_, err = c.Read(make([]byte, 1))
+	return err == nil
+}
+
+// The network knows who calls, cuts a member off, heals, and lets nobody in who
+// is no member.
+func TestMesh(t *testing.T) {
+	var member atomic.Int32 // this process plays member 0, then nobody
+	pid := func(i int) int {
+		if i == int(member.Load()) {
+			return os.Getpid()
+		}
+		return 0
+	}
+	m, err := newMesh([]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, []string{echoing(t), echoing(t), echoing(t)}, pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	second, third := m.fronts[1].Addr().String(), m.fronts[2].Addr().String()
+	if !hears(t, second) || !hears(t, third) {
+		t.Fatal("a member does not hear the others")
+	}
+	m.isolate(1, true)
+	if hears(t, second) || !hears(t, third) {
+		t.Error("the wrong ones are cut off")
+	}
+	m.isolate(1, false)
+	if !hears(t, second) {
+		t.Error("it does not heal")
+	}
+	member.Store(9)
+	if hears(t, second) {
+		t.Error("a stranger is let in")
+	}
+}
