@@ -139,11 +139,12 @@ func (e *engine) assemble() error {
 	if err != nil {
 		return err
 	}
+	stores := &store.Handle{}
 	admin.New(admin.Deps{
-		Node: id, Control: ctl, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
+		Node: id, Control: ctl, Directory: peers.Directory(), Routes: func() (admin.Routes, error) { return stores.Routes() }, Settings: live, StartValue: e.cfg.startValue,
 		Log: e.log.Named("admin"), Reg: e.reg,
 	}).Mount(e.ops.Mount, e.dir.AdminKey())
-	stores, kept := &store.Handle{}, trace.New(trace.DefaultBytes, trace.DefaultAge, time.Now)
+	kept := trace.New(trace.DefaultBytes, trace.DefaultAge, time.Now)
 	peers.UseTrace(kept)
 	status.Mount(e.ops.Mount, status.Deps{
 		Node: id, Roles: e.cfg.roles, Started: e.points.Started, Version: e.build.Version, State: func() control.State { return e.node.Record().State },

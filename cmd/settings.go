@@ -240,8 +240,10 @@ func (l *loaded) combination() error {
 		}
 		seen[ln.address] = ln.key
 	}
-	if l.values.Text("storage.dedup") == "redis" && l.values.Text("redis.url") == "" {
-		return config.Errorf("redis.url", "is missing, but storage.dedup is redis; set redis.url_file or IMD_REDIS_URL")
+	for _, key := range []string{"storage.dedup", "storage.routes"} {
+		if l.values.Text(key) == "redis" && l.values.Text("redis.url") == "" {
+			return config.Errorf("redis.url", "is missing, but %s is redis; set redis.url_file or IMD_REDIS_URL", key)
+		}
 	}
 	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
 		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")

@@ -2,6 +2,7 @@ package push
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -67,21 +68,23 @@ func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err erro
 
 // hand gives each gateway its part of the sessions.
 func (p *Push) hand(ctx context.Context, it *v1.FanoutItem, frame []byte, seq int64, found []store.Route) {
-	byNode := map[im.NodeID][]string{}
+	byNode := map[im.NodeID][]store.Route{}
 	for _, r := range found {
 		if string(r.Session) != it.ExcludeSession {
-			byNode[r.Node] = append(byNode[r.Node], string(r.Session))
+			byNode[r.Node] = append(byNode[r.Node], r)
 		}
 	}
-	for node, sessions := range byNode {
-		p.m.deliveries.Add(float64(len(sessions)))
-		for len(sessions) > 0 {
-			n := min(len(sessions), chunk)
-			p.senders.add(ctx, node, &v1.Delivery{
-				ConversationId: it.ConversationId, Seq: seq, Frame: frame, SessionIds: sessions[:n:n],
+	for node, routes := range byNode {
+		p.m.deliveries.Add(float64(len(routes)))
+		for part := range slices.Chunk(routes, chunk) {
+			ids := make([]string, len(part))
+			for i, r := range part {
+				ids[i] = string(r.Session)
+			}
+			p.senders.add(ctx, node, parcel{&v1.Delivery{
+				ConversationId: it.ConversationId, Seq: seq, Frame: frame, SessionIds: ids,
 				Acked: it.GetEntry() != nil, CommitNs: it.CommitNs,
-			})
-			sessions = sessions[n:]
+			}, part})
 		}
 	}
 }
@@ -135,7 +138,7 @@ func (p *Push) lookup(ctx context.Context, it *v1.FanoutItem, seq int64) ([]stor
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	found, err := r.Lookup(ctx, users)
+	found, err := r.Recent(ctx, users)
 	return found, "routes", err
 }
 

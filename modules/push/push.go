@@ -35,7 +35,8 @@ type gatewayClient interface {
 
 // routes is what push asks of the route store.
 type routes interface {
-	Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Recent(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
 }
 
 // Deps is what the push role works with.

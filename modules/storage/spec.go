@@ -25,8 +25,8 @@ func Spec(drivers Drivers) module.Spec {
 				return nil, err
 			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, DataDir: env.DataDir, Handle: env.Store,
-				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
+				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
+				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push", "scheduler"),
 			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil

@@ -151,7 +151,7 @@ var rules = []rule{
 	fence("go.etcd.io/etcd/server", "pkg/control/embedded"),
 	fence("modernc.org/sqlite", "pkg/store/sqlite", "test/requirements/stranger"),
 	fence("github.com/jackc/pgx", "pkg/store/postgres", "pkg/testenv", "test"),
-	fence("github.com/redis/rueidis", "pkg/store/redis", "pkg/dedup/redis"),
+	fence("github.com/redis/rueidis", "pkg/redis", "pkg/store/redis", "pkg/dedup/redis"),
 	fence("github.com/spf13/viper", "pkg/config"),
 	fence("github.com/spf13/cobra", "cmd"),
 	fence("github.com/sony/sonyflake", "pkg/idgen"),

@@ -20,7 +20,7 @@ var (
 	directorySetBlock, directoryAdmit       = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                         = method("directory.Revoke")
 	directoryPutKey, directoryKeys          = method("directory.PutKey"), method("directory.Keys")
-	pushFanout, gatewayDeliver, gatewayKick = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick")
+	pushFanout, gatewayDeliver, gatewayKick, gatewayProbe = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick"), method("gateway.Probe")
 	peerCheck                               = method("peer.Check")
 )
 
@@ -194,6 +194,10 @@ type gatewayClient struct {
 
 func (c gatewayClient) Deliver(ctx context.Context, r *v1.DeliverRequest) (*v1.DeliverResponse, error) {
 	return invokeAt(ctx, c.s, &c.s.gateway, gatewayDeliver, c.node, internalv1connect.GatewayServiceHandler.Deliver, r)
+}
+
+func (c gatewayClient) Probe(ctx context.Context, r *v1.ProbeRequest) (*v1.ProbeResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayProbe, c.node, internalv1connect.GatewayServiceHandler.Probe, r)
 }
 
 func (c gatewayClient) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickResponse, error) {

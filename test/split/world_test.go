@@ -198,7 +198,7 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 		Names:   func(*module.Env) peers.NamesOpener { return nil },
 		Stores: storage.Drivers{
 			Messages: store.Drivers[store.MessageStore]{"sqlite": w.openMessages},
-			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
+			Routes: map[string]storage.RouteOpener{"memory": func(context.Context, storage.RouteOptions, *zap.Logger) (store.RouteStore, error) {
 				return sharedRoutes{w.stores.routes}, nil
 			}},
 			Dedup: map[string]storage.DedupOpener{"memory": func(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
