@@ -23,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/history"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/synthetic"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -33,6 +34,7 @@ type benchFlags struct {
 	o                            bench.Options
 	opsServer, opsTokenFile      string
 	encoding, mix, record        string
+	allocator                    string // of the server, for the judge of a history
 	report                       string
 	sources, gateways, processes []string
 	verify, loaded               bool
@@ -119,6 +121,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if !in("connect", "repeat") && !f.inPairs {
 		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
+		fl.StringVar(&f.allocator, "allocator", store.Transaction, "seq.allocator of the server, by which the history is judged: transaction or segment; with --record")
 	}
 	if !in("connect", "resume") {
 		fl.BoolVar(&o.Reconnect, "reconnect", false, "let devices that lose their connection come back and send again what was not answered")
@@ -176,6 +179,8 @@ func (f *benchFlags) check() error {
 		return usagef("--rate, --warmup and --settle cannot be negative, and --duration is above 0")
 	case f.encoding != "proto" && f.encoding != "json":
 		return usagef("--encoding: must be proto or json")
+	case f.record != "" && f.allocator != store.Transaction && f.allocator != store.Segment:
+		return usagef("--allocator %q is neither transaction nor segment", f.allocator)
 	case f.verify && f.record == "":
 		return usagef("--verify wants --record")
 	case o.Conversations < 0 || o.Conversations > 1000:
@@ -375,7 +380,7 @@ func (f *benchFlags) run(ctx context.Context) error {
 	res, ran := bench.Run(ctx, f.o)
 	live.clear()
 	if f.o.Record != nil {
-		err := f.o.Record.Close(history.Run{Seed: f.o.Seed, Server: side.version(), Allocator: "transaction"})
+		err := f.o.Record.Close(history.Run{Seed: f.o.Seed, Server: side.version(), Allocator: f.allocator})
 		ran = errors.Join(ran, err)
 	}
 	if res == nil {

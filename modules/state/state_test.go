@@ -530,6 +530,21 @@ func TestDrainRefusesFinishesAndSaves(t *testing.T) {
 	})
 }
 
+// A node that leaves others behind refuses calls as a whole, so that they are made
+// there; their answers are not the clients' business.
+func TestADrainingNodeSendsCallsToTheOthers(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.group("g_1", "alice", "bob")
+		n.view.Nodes = []control.Node{{ID: n.Node, Roles: []string{"state"}}, {ID: "other", Roles: []string{"state"}, State: control.Serving}}
+		n.submit(t, run("g_1", "a"))
+		n.Drain(n.ctx)
+		_, err := n.calls.Submit(n.ctx, &v1.SubmitRequest{Runs: []*v1.Run{run("g_1", "b")}})
+		if im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("a call after the drain: %v", err)
+		}
+	})
+}
+
 func TestStopAnswersWhoWaits(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
 		n.st.group("g_1", "alice", "bob")

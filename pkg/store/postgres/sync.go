@@ -16,7 +16,8 @@ import (
 
 // Sync is store.Reader's. The walk lists, in order of conversation ids, what
 // transactions that its token does not cover have changed, in two statements a
-// page: where the user stands, and what is to be seen there. What changes while
+// page: where the user stands, and what is to be seen there; entries are a third
+// one. What changes while
 // it goes on is of a transaction that was under way when it began, or of a later
 // one, and so comes in the next walk, if not in this one already.
 func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
@@ -88,6 +89,11 @@ func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.S
 	}
 	if p.States, err = states(ctx, c, list); err != nil {
 		return store.SyncPage{}, err
+	}
+	if q.Entries > 0 {
+		if err := addPages(ctx, c, list, q, p.States); err != nil {
+			return store.SyncPage{}, err
+		}
 	}
 	for _, st := range list {
 		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())

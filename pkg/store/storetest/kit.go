@@ -60,6 +60,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"sync lists everything, page by page, once", syncPages},
 		{"sync lists what has changed since the token", syncChanges},
 		{"sync lists what cursors ask for", syncCursors},
+		{"sync brings entries as history does", syncEntries},
 		{"sync under changes misses nothing", syncWhileChanging},
 		{"a void token gives the full list", voidTokens},
 		{"a direct state shows the other user", directState},
