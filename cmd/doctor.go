@@ -81,7 +81,11 @@ func examinePostgres(ctx context.Context, dsn string) []etcd.Finding {
 	}
 	facts, err := postgres.Examine(ctx, dsn)
 	if err != nil {
-		return []etcd.Finding{{Check: "postgres reach", Verdict: etcd.Failing, Text: err.Error(), Fix: "see that the server runs and that storage.postgres names it"}}
+		f := etcd.Finding{Check: "postgres reach", Verdict: etcd.Failing, Text: plainText(err)}
+		if f.Fix = "correct storage.postgres, or the rights of its user"; classify(err).Exit == exitUnavailable {
+			f.Fix = "see that the server runs and that storage.postgres names it"
+		}
+		return []etcd.Finding{f}
 	}
 	var out []etcd.Finding
 	for _, f := range facts.Judge() {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // drillFlags are what a drill can be told.
@@ -132,6 +133,7 @@ func (f *drillFlags) add(c *cobra.Command) {
 	fl.IntVar(&f.o.Users, "users", f.o.Users, "users they belong to")
 	fl.Float64Var(&f.o.Rate, "rate", f.o.Rate, "operations a second in all")
 	fl.DurationVar(&f.o.Settle, "settle", f.o.Settle, "the longest wait, after the faults, until every device has everything")
+	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres")
 	fl.DurationVar(&f.o.AntiEntropy, "antientropy", f.o.AntiEntropy, "time between two comparisons of heads in the gateways")
 }
 
@@ -154,6 +156,12 @@ func (f *drillFlags) check() (err error) {
 		o.Layout = known
 	} else if o.Layout, err = drill.ReadLayout(f.layout); err != nil {
 		return newFailure(exitConfig, "layout", err.Error(), "")
+	}
+	switch {
+	case o.Allocator != store.Transaction && o.Allocator != store.Segment:
+		return usagef("--allocator: %q is neither transaction nor segment", o.Allocator)
+	case o.Allocator == store.Segment && !o.Layout.Postgres:
+		return newFailure(exitNotAllowed, "impossible", "--allocator segment wants a layout with Postgres, such as --layout postgres", "")
 	}
 	if why := drill.Missing(o.Layout); why != "" {
 		return newFailure(exitNotAllowed, "impossible", "the layout "+why, "take another one with --layout")

@@ -66,6 +66,20 @@ func newFailure(exit int, reason, message, hint string) *failure {
 // configCauses are errors of other packages that mean a wrong configuration.
 var configCauses = []error{store.ErrSchema, store.ErrClock, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished}
 
+// said are kinds of errors whose sentence, in front of them, says all.
+var said = append([]error{store.ErrCorrupt, store.ErrReadOnly, store.ErrFull, store.ErrLocked}, configCauses...)
+
+// plainText is the text of err without the kind behind a sentence for the operator.
+func plainText(err error) string {
+	text := err.Error()
+	for _, kind := range said {
+		if errors.Is(err, kind) {
+			text = strings.TrimSuffix(text, ": "+kind.Error())
+		}
+	}
+	return text
+}
+
 // classify finds out what an error means to the user.
 func classify(err error) *failure {
 	var f *failure
@@ -75,11 +89,11 @@ func classify(err error) *failure {
 	var bad *config.Error
 	var conf *module.ConfigError
 	if errors.As(err, &bad) || errors.As(err, &conf) {
-		return newFailure(exitConfig, "configuration", err.Error(), "")
+		return newFailure(exitConfig, "configuration", plainText(err), "")
 	}
 	for _, cause := range configCauses {
 		if errors.Is(err, cause) {
-			return newFailure(exitConfig, "configuration", err.Error(), "")
+			return newFailure(exitConfig, "configuration", plainText(err), "")
 		}
 	}
 	var used *datadir.InUseError
@@ -104,7 +118,20 @@ func ownFailure(err error) error {
 	if f := classify(err); f.Exit != exitUnavailable && f.Exit != exitNotFound {
 		return f
 	}
-	return newFailure(exitFailed, "failed", err.Error(), "")
+	return newFailure(exitFailed, "failed", plainText(err), "")
+}
+
+// ofDatabase is the error of a command that goes to a database by itself. If it
+// did not answer, the words that a client command has for a node would name the
+// wrong one.
+func ofDatabase(err error) error {
+	if err == nil {
+		return nil
+	}
+	if f := classify(err); f.Exit != exitUnavailable {
+		return f
+	}
+	return newFailure(exitUnavailable, "unreachable", plainText(err), "")
 }
 
 // fromServer is an answer of a node.
@@ -136,6 +163,7 @@ func fromServer(e *im.Error) *failure {
 // fromSystem is an error of this machine.
 func fromSystem(err error) *failure {
 	var op *net.OpError
+	var name *net.DNSError
 	switch {
 	case errors.Is(err, context.Canceled):
 		return newFailure(exitInterrupted, "interrupted", "interrupted", "")
@@ -143,10 +171,12 @@ func fromSystem(err error) *failure {
 		return newFailure(exitUnavailable, "timeout", "no answer in time", "give more with --timeout")
 	case errors.As(err, &op) && op.Op == "dial":
 		return newFailure(exitUnavailable, "unreachable", "the server cannot be reached: "+cause(err), "is it running? see imd check ready")
+	case errors.As(err, &name):
+		return newFailure(exitUnavailable, "unreachable", err.Error(), "")
 	case errors.Is(err, fs.ErrNotExist):
 		return newFailure(exitNotFound, "not_found", err.Error(), "")
 	}
-	return newFailure(exitFailed, "failed", err.Error(), "")
+	return newFailure(exitFailed, "failed", plainText(err), "")
 }
 
 // cause is the innermost network error, without the layers around it.

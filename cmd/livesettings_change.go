@@ -143,8 +143,8 @@ An empty value takes a setting away, so that the next wider scope holds.`,
 	}
 	f := addChange(a, c)
 	scopes := map[string]*string{}
-	for _, kind := range []string{"zone", "role", "node"} {
-		scopes[kind] = c.Flags().String(kind, "", "only for nodes of this "+kind)
+	for kind, usage := range map[string]string{"zone": "only for nodes of this zone", "role": "only for nodes of this role", "node": "only for the node of this name"} {
+		scopes[kind] = c.Flags().String(kind, "", usage)
 	}
 	c.MarkFlagsMutuallyExclusive("zone", "role", "node")
 	c.RunE = func(c *cobra.Command, args []string) error {

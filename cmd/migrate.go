@@ -45,7 +45,7 @@ Exit status: 0 if they agree, 78 if not.`,
 		defer cancel()
 		state, err := schemaOf(ctx, s, postgres.Status)
 		if err != nil {
-			return err
+			return ofDatabase(err)
 		}
 		if err := a.printer().data(state, func(w io.Writer) { printSchema(w, state) }); err != nil {
 			return err
@@ -57,9 +57,12 @@ Exit status: 0 if they agree, 78 if not.`,
 
 func newMigratePlan(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use:     "plan",
-		Short:   "Show what migrate up would run",
-		Long:    "Plan prints the statements of every step that is not applied yet. It changes nothing.",
+		Use:   "plan",
+		Short: "Show what migrate up would run",
+		Long: `Plan prints the statements of every step that is not applied yet. It changes nothing.
+
+Exit status: 0 also if there is nothing to do, 78 if the schema is newer than what
+this program needs.`,
 		Example: "  imd migrate plan --postgres-file /etc/imd/postgres",
 		Args:    cobra.NoArgs,
 	}
@@ -69,7 +72,7 @@ func newMigratePlan(a *app) *cobra.Command {
 		defer cancel()
 		plan, err := schemaOf(ctx, s, postgres.Plan)
 		if err != nil {
-			return err
+			return ofDatabase(err)
 		}
 		var steps []postgres.Migration
 		for _, m := range plan.Migrations {
@@ -91,7 +94,8 @@ func newMigrateUp(a *app) *cobra.Command {
 lock: when several run at once, one works and the others find nothing to do. One
 that is stopped half-way leaves whole steps; run it again.
 
-Exit status: 0 when the schema is what this program needs, 78 if it is newer.`,
+Exit status: 0 when the schema is what this program needs, 78 if it is newer, or
+if the server is a standby or behind a pooler in transaction mode.`,
 		Example: "  imd migrate up --postgres-file /etc/imd/postgres",
 		Args:    cobra.NoArgs,
 	}
@@ -105,11 +109,11 @@ Exit status: 0 when the schema is what this program needs, 78 if it is newer.`,
 		}
 		done, err := postgres.Migrate(ctx, dsn)
 		if err != nil {
-			return err
+			return ofDatabase(err)
 		}
 		state, err := postgres.Status(ctx, dsn)
 		if err != nil {
-			return err
+			return ofDatabase(err)
 		}
 		out := struct {
 			Have    int64                `json:"have"`

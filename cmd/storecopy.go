@@ -166,7 +166,7 @@ func (a *app) copyStore(ctx context.Context, src store.Source, to string) (err e
 func (a *app) fillStore(ctx context.Context, src store.Source, to string) (r *transfer.Report, err error) {
 	target, err := targets.Open(ctx, to, zap.NewNop())
 	if err != nil {
-		return nil, err
+		return nil, ofDatabase(err)
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
 	line := newLive(a)
@@ -262,7 +262,7 @@ func (a *app) newEpoch(ctx context.Context, dsn string) error {
 		return newFailure(exitNotFound, "no_store", "no node has ever used this database", "")
 	}
 	if err != nil {
-		return err
+		return ofDatabase(err)
 	}
 	return a.printer().data(out, func(w io.Writer) {
 		fmt.Fprintf(w, "data_epoch %s, it was %s\n", out.Now, out.Was)

@@ -55,6 +55,31 @@ func TestExitStatuses(t *testing.T) {
 	}
 }
 
+// A command that goes to a database says what the database said, and no word of nodes.
+func TestFailuresOfDatabases(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+	for _, tt := range []struct {
+		err  error
+		exit int
+		says string
+	}{
+		{fmt.Errorf("the database cannot be reached: %w", refused), 5, "the database cannot be reached: dial tcp: connection refused"},
+		{fmt.Errorf("the database cannot be reached: %w", context.DeadlineExceeded), 5, "the database cannot be reached: context deadline exceeded"},
+		{fmt.Errorf("the database cannot be reached: %w", &net.DNSError{Err: "no such host", Name: "db"}), 5, "the database cannot be reached: lookup db: no such host"},
+		{fmt.Errorf("the database does not exist; create it: %w", store.ErrDSN), 78, "the database does not exist; create it"},
+		{fmt.Errorf("nodes use the database: %w", store.ErrLocked), 1, "nodes use the database"},
+		{errors.New("boom"), 1, "boom"},
+	} {
+		var got *failure
+		if !errors.As(ofDatabase(tt.err), &got) || got.Exit != tt.exit || got.Message != tt.says || got.Hint != "" {
+			t.Errorf("ofDatabase(%v) = %+v; want exit status %d and %q", tt.err, got, tt.exit, tt.says)
+		}
+	}
+	if err := ofDatabase(nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBanner(t *testing.T) {
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "my data"))
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -91,6 +92,8 @@ type Deps struct {
 	Capacity func(connections int)
 	// Leaders is the latest copy of the announced leaders; nil = there are none.
 	Leaders func() *control.Leaders
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace *trace.Log
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }

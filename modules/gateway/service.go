@@ -35,11 +35,15 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	for _, d := range req.Deliveries {
 		f := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
+		here := found[:0]
 		for _, x := range found {
 			if !x.deliver(f) {
 				res.NotHere = append(res.NotHere, string(x.id))
+				continue
 			}
+			here = append(here, x)
 		}
+		s.g.arrived(f, here)
 	}
 	return res, nil
 }

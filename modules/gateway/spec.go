@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
@@ -43,7 +44,7 @@ func build(env *module.Env) (module.Module, error) {
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
 		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
-		Leaders: env.Control.Leaders,
+		Leaders: env.Control.Leaders, Trace: env.Trace,
 	})
 	if err != nil {
 		return nil, err
@@ -59,6 +60,7 @@ func build(env *module.Env) (module.Module, error) {
 	public.Mount(env.MountPublic)
 	env.Peers.ServeGateway(service{g})
 	env.Ready.Add("gateway", g.ready)
+	env.MountOps("GET /statusz/gateway", status.Handler(g.page))
 	limits := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg)})
 	adminv1connect.RegisterLimitServiceHandler(limits.Connect(), limitService{g.limits, env.Log})
 	limits.Mount(env.MountOps, func(h http.Handler) http.Handler { return admin.Auth(env.Keys.AdminKey(), h) })

@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -28,7 +29,9 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 	for _, it := range items {
 		frame, seq, kind := frameOf(it)
 		p.m.items.WithLabelValues(kind).Inc()
+		began := time.Now()
 		found, cause, err := p.sessions(ctx, it, seq)
+		p.fanned(it, began, len(found), err)
 		if err != nil {
 			if ctx.Err() != nil {
 				cause = "stopped"
@@ -48,6 +51,18 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 		}
 		p.hand(ctx, it, bytes, seq, found)
 	}
+}
+
+// fanned remembers that the sessions of an entry were looked for.
+func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err error) {
+	e := it.GetEntry()
+	if e == nil || p.Trace == nil {
+		return
+	}
+	now := time.Now()
+
+	p.Trace.Add(trace.Record{Stage: trace.Fanned, Message: im.MessageID(e.MessageId), Conv: trace.Conv(it.ConversationId), Seq: e.Seq, At: now, Took: now.Sub(began),
+		Count: int32(sessions), Failed: err != nil})
 }
 
 // hand gives each gateway its part of the sessions.

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -294,4 +295,37 @@ func TestAFullQueueIsAnswered(t *testing.T) {
 	if im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
 		t.Errorf("got %v, want busy", err)
 	}
+}
+
+// A node that drains beside another one takes what comes until the news of it
+// has travelled, then refuses it, and nothing that it took is lost.
+func TestADrainingNodeLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "ann")
+		w.online("ann", "g1", "s1")
+		view := &control.View{Nodes: []control.Node{
+			{ID: "p1", Roles: []string{"push"}, State: control.Serving}, {ID: "p2", Roles: []string{"push"}, State: control.Serving}}}
+		p := New(DefaultConfig(), Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), State: w,
+			Node: "p1", View: func() *control.View { return view },
+			Gateway: func(n nodeID) gatewayClient { return gate{w, n} },
+			Routes:  func() (routes, error) { return w, nil }})
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = p.Run(ctx) })
+		drained := make(chan struct{})
+		go func() { defer close(drained); _ = p.Drain(ctx) }()
+		time.Sleep(drainNews / 2)
+		put(t, p, entry("g_1", 1))
+		time.Sleep(drainNews)
+		if _, err := p.Fanout(ctx, &v1.FanoutRequest{Items: []*v1.FanoutItem{entry("g_1", 2)}}); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("after the news have travelled: %v", err)
+		}
+		<-drained
+		cancel()
+		wg.Wait()
+		if got := len(w.got["g1"]); got != 1 {
+			t.Errorf("%d deliveries; want the 1 that was taken", got)
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
@@ -125,6 +126,21 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 	}
 }
 
+// delivered remembers that entries were given to a gateway.
+func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, err error) {
+	if s.d.Trace == nil {
+		return
+	}
+	now, records := time.Now(), make([]trace.Record, 0, len(ds))
+	for _, d := range ds {
+		if d.Acked {
+			records = append(records, trace.Record{Stage: trace.Delivered, Conv: trace.Conv(d.ConversationId), Seq: d.Seq, At: now, Took: now.Sub(began),
+				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+		}
+	}
+	s.d.Trace.Add(records...)
+}
+
 // callSize is how many of the waiting deliveries go into one call.
 func callSize(waiting []*v1.Delivery) int {
 	n, bytes := 0, 0
@@ -140,7 +156,7 @@ func callSize(waiting []*v1.Delivery) int {
 }
 
 func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery) {
-	req := &v1.DeliverRequest{Deliveries: ds}
+	req, began := &v1.DeliverRequest{Deliveries: ds}, time.Now()
 	res, err := s.d.Gateway(node).Deliver(ctx, req)
 	if err != nil && im.Retryable(err) && ctx.Err() == nil {
 		select {
@@ -149,6 +165,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery
 			res, err = s.d.Gateway(node).Deliver(ctx, req)
 		}
 	}
+	s.delivered(node, ds, began, err)
 	if err != nil {
 		s.m.dropped.WithLabelValues("gateway").Add(float64(len(ds)))
 		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",

@@ -92,6 +92,11 @@ func (v *View) With(role string) []Node {
 	return out
 }
 
+// Others reports whether a node beside this one takes new work of a role.
+func (v *View) Others(role string, self im.NodeID) bool {
+	return slices.ContainsFunc(v.With(role), func(n Node) bool { return n.ID != self })
+}
+
 // Node finds a node by its id.
 func (v *View) Node(id im.NodeID) (Node, bool) {
 	for _, n := range v.Nodes {

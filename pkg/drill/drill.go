@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/history"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/verify"
 )
 
@@ -37,6 +38,7 @@ type Options struct {
 	Rate         float64
 	GroupSize    int
 	AntiEntropy  time.Duration // between two comparisons of heads in the gateways
+	Allocator    string        // who numbers messages, as seq.allocator has it; store.Segment only with Postgres
 
 	// OpenLedger opens an empty message store in a folder, for layouts with
 	// witnesses.
@@ -52,7 +54,7 @@ type Options struct {
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
 	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
-		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second, Allocator: store.Transaction}
 }
 
 // Possible are the kinds that this process can carry out on a layout: some want a
@@ -168,6 +170,9 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
 	}
+	if o.Allocator == store.Segment && !o.Layout.Postgres {
+		return nil, errors.New("segments want a layout with Postgres")
+	}
 	if why := Missing(o.Layout); why != "" {
 		return nil, errors.New("the layout " + why)
 	}
@@ -177,7 +182,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	d.ctx = ctx
-	d.out = Outcome{Seed: o.Seed, Layout: o.Name, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
+	d.out = Outcome{Seed: o.Seed, Layout: o.Name, Allocator: o.Allocator, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
 	began := time.Now()
 	err := d.run()
 	d.tell(Progress{Phase: "stop", Done: -1})
@@ -258,6 +263,7 @@ func (d *drill) prepare() error {
 		"gateway.limits.user_rate=1000000", "gateway.limits.user_burst=1000000", "gateway.limits.connection_rate=1000000",
 		"gateway.limits.connection_burst=1000000", "gateway.limits.conversation_rate=1000000", "gateway.limits.conversation_burst=1000000",
 		"gateway.antientropy.interval=" + d.AntiEntropy.String(), "gateway.ping_interval=5s", "gateway.pong_timeout=3s",
+		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
 	if d.Layout.Etcd > 0 {
@@ -397,13 +403,13 @@ func (d *drill) load() error {
 		return errors.Join(fmt.Errorf("%w: %w", ErrLoad, err), d.rec.Close(history.Run{Seed: d.Seed}))
 	}
 	d.out.Operations, d.out.Failures = res.Operations, res.Errors
-	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: "transaction", Healed: d.healedAt(), Options: d.told()})
+	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: d.Allocator, Healed: d.healedAt(), Options: d.told()})
 }
 
 // told is the options as the history names them.
 func (d *drill) told() map[string]any {
 	return map[string]any{"drill": true, "kinds": names(d.Kinds), "duration": d.Duration.String(), "conns": d.Conns, "users": d.Users, "rate": d.Rate,
-		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String()}
+		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String(), "layout": d.Name}
 }
 
 func names(kinds []Kind) string {
@@ -439,7 +445,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -533,10 +539,21 @@ func (d *drill) died(n *node, why string, excused bool) {
 		d.out.Excused++
 		return
 	}
-	if len(d.out.Crashes) == maxCrashes {
-		return
+	d.crashLocked(fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
+}
+
+// crash takes note of a node that did not end as it should.
+func (d *drill) crash(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.crashLocked(what)
+}
+
+// crashLocked wants mu.
+func (d *drill) crashLocked(what string) {
+	if len(d.out.Crashes) < maxCrashes {
+		d.out.Crashes = append(d.out.Crashes, what)
 	}
-	d.out.Crashes = append(d.out.Crashes, fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
 }
 
 // stopNodes ends all nodes, newest first, in order if all went well.
@@ -556,9 +573,7 @@ func (d *drill) stopNodes(orderly bool) {
 			continue
 		}
 		if err := n.end(); err != nil {
-			d.mu.Lock()
-			d.out.Crashes = append(d.out.Crashes, err.Error())
-			d.mu.Unlock()
+			d.crash(err.Error())
 		}
 	}
 }

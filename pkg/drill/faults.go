@@ -26,6 +26,7 @@ type breaker struct {
 	db      *database // nil = the layout has no Postgres
 	cache   *cache    // nil = the layout has no Redis
 	network *network  // nil = each node has all roles
+	crashed func(what string)
 }
 
 // fault is one event while it is carried out.
@@ -94,9 +95,16 @@ func (f *fault) pause(ctx context.Context) error {
 
 func (f *fault) restart(ctx context.Context) error {
 	began := time.Now()
-	err := f.n.end()
+	f.b.stop(f.n, f.n.terminate)
 	hold(ctx, f.For-time.Since(began))
-	return errors.Join(err, f.n.begin())
+	return f.n.begin()
+}
+
+// stop has a node stop. One that does not end as it should has crashed.
+func (b *breaker) stop(n *node, ask func() error) {
+	if err := n.endBy(ask); err != nil {
+		b.crashed(err.Error())
+	}
 }
 
 func (f *fault) disk(ctx context.Context) error {

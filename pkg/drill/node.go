@@ -282,8 +282,11 @@ func (n *node) kill() {
 // end asks the process to stop, and kills it if it does not. The error tells if
 // it did not end as it should.
 func (n *node) end() error {
-	return n.endBy(func() error { return n.signal(syscall.SIGTERM) })
+	return n.endBy(n.terminate)
 }
+
+// terminate asks the process to stop.
+func (n *node) terminate() error { return n.signal(syscall.SIGTERM) }
 
 // endBy is end with another way of asking.
 func (n *node) endBy(ask func() error) error {

@@ -15,6 +15,7 @@ type Outcome struct {
 	Good       bool             `json:"good"` // no violation, and no node ended by itself
 	Seed       uint64           `json:"seed"`
 	Layout     string           `json:"layout"` // its name or file
+	Allocator  string           `json:"allocator"`
 	Kinds      []Kind           `json:"kinds"`
 	Seconds    float64          `json:"seconds"` // of the load
 	Took       float64          `json:"took_s"`  // the whole drill
@@ -56,6 +57,6 @@ func (o *Outcome) Text(w io.Writer) {
 		fmt.Fprintf(w, "\nhistory and logs: %s\n", o.Dir)
 	}
 	if !o.Good {
-		fmt.Fprintf(w, "again: imd drill replay %d --layout %s --faults %s --minutes %g\n", o.Seed, o.Layout, names(o.Kinds), o.Seconds/60)
+		fmt.Fprintf(w, "again: imd drill replay %d --layout %s --allocator %s --faults %s --minutes %g\n", o.Seed, o.Layout, o.Allocator, names(o.Kinds), o.Seconds/60)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/imdhq/imd/pkg/faultproxy"
@@ -95,7 +94,8 @@ func (f *fault) roleSlow(ctx context.Context) error {
 func (f *fault) rollingRestart(ctx context.Context) error {
 	var errs []error
 	for _, n := range f.b.nodes {
-		errs = append(errs, n.end(), n.begin())
+		f.b.stop(n, n.terminate)
+		errs = append(errs, n.begin())
 		if ctx.Err() != nil {
 			break
 		}
@@ -107,18 +107,18 @@ func (f *fault) rollingRestart(ctx context.Context) error {
 func (f *fault) drain(ctx context.Context) error {
 	by := f.b.nodes[(slices.Index(f.b.nodes, f.n)+1)%len(f.b.nodes)]
 	var told error
-	err := f.n.endBy(func() error {
+	f.b.stop(f.n, func() error {
 		told = f.b.world.nodeCall(ctx, by, func(ctx context.Context, c adminv1connect.NodeServiceClient) error {
 			_, err := c.Drain(ctx, &adminv1.DrainRequest{NodeId: f.n.spec.Name, Reason: "drill"})
 			return err
 		})
 		if told != nil {
-			return f.n.signal(syscall.SIGTERM)
+			return f.n.terminate()
 		}
 		return nil
 	})
 	hold(ctx, f.For)
-	return errors.Join(told, err, f.n.begin())
+	return errors.Join(told, f.n.begin())
 }
 
 // ownerPause stops a node that stores messages for longer than its lease.

@@ -161,7 +161,7 @@ var traits = []trait{
 	{kind: RolePartition, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true},
 	{kind: RoleBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true, also: []area{stores, caches}},
 	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, levels: []string{"20ms", "100ms", "400ms"}},
-	{kind: RollingRestart, area: nodes, min: 8000 * ms, max: 12_000 * ms, split: true, long: true},
+	{kind: RollingRestart, area: nodes, min: 14_000 * ms, max: 20_000 * ms, split: true, long: true},
 	{kind: Drain, area: nodes, min: 500 * ms, max: 3000 * ms, split: true},
 	{kind: OwnerPause, area: nodes, min: 13_000 * ms, max: 30_000 * ms, split: true, long: true},
 	{kind: RingChurn, area: etcds, min: 9000 * ms, max: 15_000 * ms, split: true, long: true},

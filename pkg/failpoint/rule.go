@@ -54,6 +54,7 @@ const (
 	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
 	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
 	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
+	RetryUnmarked         Defect = "retry-unmarked"          // calls are repeated at other nodes, whatever their method says
 	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
 )
 
@@ -62,7 +63,7 @@ func Defects() []Defect {
 	return []Defect{
 		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
 		PlainReadFence, EarlyHead,
-		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
+		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway, RetryUnmarked,
 	}
 }
 

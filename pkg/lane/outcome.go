@@ -131,7 +131,7 @@ func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 		for i, w := range row.waiters {
 			l.answerOne(w, Verdict{Result: res, Duplicate: !own || i > 0})
 		}
-		l.fx.Committed = append(l.fx.Committed, Committed{Send: &row.Send, Result: res, Own: own})
+		l.fx.Committed = append(l.fx.Committed, Committed{Send: &row.Send, Result: res, Own: own, Arrived: row.arrived})
 	}
 	l.finish(row)
 }

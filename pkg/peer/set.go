@@ -8,6 +8,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -32,6 +33,8 @@ type Set struct {
 	mu     sync.Mutex // of Update
 	view   *control.View
 	placed map[string][]control.Node // roles that do not come from the registry
+
+	trace *trace.Log // what is remembered of messages; nil = nothing
 }
 
 // handler holds the handler of a service in this process.

@@ -3,8 +3,10 @@
 package drill
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,6 +49,53 @@ func plane(fault, minutes string) []string {
 	return []string{"--layout", "control", "--faults", fault, "--minutes", minutes, "--conns", "20", "--users", "20", "--rate", "20"}
 }
 
+// judged is a defect that a drill cannot have in it or cannot see, and the test
+// that notices it.
+type judged struct {
+	name, what string
+	pkg, test  string
+	sees       bool // the test has the defect in it, and passes if it is noticed; else it is given the defect and must fail
+}
+
+var tests = []judged{
+	{string(failpoint.PlainReadFence), "an owner of a shard looks at its fence and does not hold it", "./test/segment", "TestKnownBadIsCaught/plain-read-fence", true},
+	{string(failpoint.EarlyHead), "an owner reserves its numbers before it has taken over", "./test/segment", "TestKnownBadIsCaught/head-before-takeover", true},
+	{string(failpoint.RetryUnmarked), "calls are repeated at other nodes, whatever their method says", "./pkg/peer", "TestOnlyMarkedMethodsAreRepeated", false},
+	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
+}
+
+// hunt runs the test and returns the row of the table.
+func (j judged) hunt(t *testing.T) string {
+	t.Helper()
+	run := func(env ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), caughtWithin)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "go", "test", "-trimpath", "-tags", "drill", "-count=1", "-run", "^"+strings.ReplaceAll(j.test, "/", "$/^")+"$", j.pkg)
+		cmd.Dir = "../.."
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run(); err != nil { // also compiles
+		t.Errorf("%s in %s: %v\n%s", j.test, j.pkg, err, out)
+		return ""
+	}
+	began := time.Now()
+	how := "fails"
+	if j.sees {
+		how = "the judge"
+	}
+	var env []string
+	if !j.sees {
+		env = []string{failpoint.BadVar + "=" + j.name}
+	}
+	if out, err := run(env...); (err == nil) != j.sees {
+		t.Errorf("%s in %s with the defect: %v\n%s", j.test, j.pkg, err, out)
+		return ""
+	}
+	return fmt.Sprintf("| `%s` | %s | test `%s` in `%s` | - | %s | %.0f s |", j.name, j.what, j.test, j.pkg, how, time.Since(began).Seconds())
+}
+
 // Each defect is noticed, and without it the same drill finds nothing.
 func TestKnownBad(t *testing.T) {
 	if outcome.Impossible(outcome.Disk, outcome.AllInOne()) != "" {
@@ -58,6 +107,15 @@ func TestKnownBad(t *testing.T) {
 		t.Run(string(m.defect), func(t *testing.T) {
 			row := m.hunt(t)
 			if row != "" {
+				t.Log(row)
+				rows = append(rows, row)
+			}
+		})
+	}
+	for _, j := range tests {
+		t.Run(j.name, func(t *testing.T) {
+			if row := j.hunt(t); row != "" {
+				t.Log(row)
 				rows = append(rows, row)
 			}
 		})

@@ -88,8 +88,31 @@ func spoiled(err error) bool { return strings.HasPrefix(codeOf(err), "22") }
 // unreachable marks a failure before anything was sent.
 type unreachable struct{ err error }
 
-func (u *unreachable) Error() string { return u.err.Error() }
+func (u *unreachable) Error() string { return oneLine(u.err) }
 func (u *unreachable) Unwrap() error { return u.err }
+
+// oneLine is the text of a failure to connect, which has a line for each try, on
+// one: what was said last at each address, as each may be tried with and without TLS.
+func oneLine(err error) string {
+	_, tries, many := strings.Cut(err.Error(), "\n")
+	if !many {
+		return strings.TrimSpace(err.Error())
+	}
+	var addresses []string
+	last := map[string]string{}
+	for line := range strings.Lines(tries) {
+		line = strings.TrimSpace(line)
+		address, _, _ := strings.Cut(line, " ")
+		if _, known := last[address]; !known {
+			addresses = append(addresses, address)
+		}
+		last[address] = line
+	}
+	for i, address := range addresses {
+		addresses[i] = last[address]
+	}
+	return strings.Join(addresses, "; ")
+}
 
 // unsure marks a call that may have made its change.
 func unsure(err error) error { return fmt.Errorf("%w: %w", store.ErrUnknownOutcome, err) }

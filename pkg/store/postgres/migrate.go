@@ -95,14 +95,18 @@ func migrator(ctx context.Context, dsn string, fn func(*goose.Provider) error) e
 	return fn(p)
 }
 
-// Status reads where the schema of the database stands. It changes nothing.
-// Errors: store.ErrDSN; a database that is out of reach.
+// Status reads where the schema of the database stands, in a few seconds at
+// most. It changes nothing. Errors: store.ErrDSN; a database that is out of reach.
 func Status(ctx context.Context, dsn string) (Schema, error) {
 	o, err := parse(dsn)
 	if err != nil {
 		return Schema{}, err
 	}
-	c, err := pgx.ConnectConfig(ctx, o.config.ConnConfig)
+	ctx, cancel := context.WithTimeout(ctx, 2*connectTime)
+	defer cancel()
+	conf := o.config.ConnConfig.Copy()
+	conf.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // works through any pooler
+	c, err := pgx.ConnectConfig(ctx, conf)
 	if err != nil {
 		return Schema{}, explain(o.shown, err)
 	}
@@ -151,11 +155,15 @@ func schemaOf(ctx context.Context, c *pgx.Conn) (Schema, error) {
 	return s, nil
 }
 
-// Plan is Status with the statements of what is not applied yet.
+// Plan is Status with the statements of what is not applied yet. Errors: those
+// of Status; store.ErrSchema if the schema is newer than this program.
 func Plan(ctx context.Context, dsn string) (Schema, error) {
 	s, err := Status(ctx, dsn)
 	if err != nil {
 		return s, err
+	}
+	if s.Have > s.Need {
+		return s, s.Judge()
 	}
 	for i := range s.Migrations {
 		if m := &s.Migrations[i]; m.Version > s.Have {
@@ -173,14 +181,25 @@ func Plan(ctx context.Context, dsn string) (Schema, error) {
 // returns what it did. Each step is a transaction, and all run under a lock that
 // goes with the session: several at once wait for each other, and one that is
 // killed leaves whole steps. Errors: store.ErrSchema if the schema is newer than
-// this program; store.ErrDSN; a database that is out of reach or refuses.
+// this program; store.ErrUnsafe if the server is a standby, or behind a pooler
+// that takes sessions, and so the lock, apart; store.ErrDSN; a database that is out
+// of reach or refuses.
 func Migrate(ctx context.Context, dsn string) ([]Migration, error) {
-	before, err := Status(ctx, dsn)
+	o, err := parse(dsn)
 	if err != nil {
 		return nil, err
 	}
-	if before.Have > before.Need {
-		return nil, before.Judge()
+	facts, err := examine(ctx, o)
+	if err != nil {
+		return nil, explain(o.shown, err)
+	}
+	switch {
+	case facts.Standby:
+		return nil, explain(o.shown, errStandby)
+	case facts.Pooled:
+		return nil, fmt.Errorf("the database %s is reached through a pooler in transaction mode; connect to the server itself: %w", o.shown, store.ErrUnsafe)
+	case facts.Schema.Have > facts.Schema.Need:
+		return nil, facts.Schema.Judge()
 	}
 	var out []Migration
 	err = migrator(ctx, dsn, func(p *goose.Provider) error {

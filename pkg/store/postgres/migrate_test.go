@@ -1,7 +1,9 @@
 package postgres
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
@@ -130,5 +133,36 @@ func TestPlan(t *testing.T) {
 		if m.SQL != "" || m.Applied.IsZero() {
 			t.Errorf("after migrating: %+v", m)
 		}
+	}
+}
+
+// A server that takes a connection and says nothing does not hold anybody up.
+func TestMigrateWithoutAnAnswer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dsn := "postgres://imd@" + l.Addr().String() + "/imd?sslmode=disable"
+	began := time.Now()
+	if _, err := Migrate(t.Context(), dsn); err == nil || !strings.Contains(err.Error(), "cannot be reached") {
+		t.Errorf("Migrate() = %v; want a sentence", err)
+	}
+	if took := time.Since(began); took > 3*connectTime {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// A program that is older than the schema plans nothing and says why.
+func TestPlanForANewerSchema(t *testing.T) {
+	dsn := unsafely(testenv.SharedPostgres(t).Database(t))
+	if _, err := Migrate(t.Context(), dsn); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := connectTo(t, dsn).Exec(t.Context(), `INSERT INTO goose_db_version (version_id, is_applied) VALUES ($1, true)`, needed()+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Plan(t.Context(), dsn); !errors.Is(err, store.ErrSchema) {
+		t.Errorf("Plan() = %v; want %v", err, store.ErrSchema)
 	}
 }

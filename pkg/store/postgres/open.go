@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +58,13 @@ func parse(dsn string) (source, error) {
 		return source{}, fmt.Errorf("%s: %w", withoutSecrets(err, u), store.ErrDSN)
 	}
 	c := s.config.ConnConfig
-	s.shown = fmt.Sprintf("%s at %s:%d", c.Database, c.Host, c.Port)
+	hosts := []string{fmt.Sprintf("%s:%d", c.Host, c.Port)}
+	for _, f := range c.Fallbacks {
+		if host := fmt.Sprintf("%s:%d", f.Host, f.Port); !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	s.shown = c.Database + " at " + strings.Join(hosts, ", ")
 	c.RuntimeParams["application_name"] = "imd"
 	c.RuntimeParams["client_encoding"] = "UTF8"
 	return s, nil
@@ -221,7 +228,7 @@ func explain(shown string, err error) error {
 			return err
 		}
 	}
-	text := strings.TrimSpace(err.Error()[strings.LastIndex(strings.TrimSpace(err.Error()), "\n")+1:])
+	text := oneLine(err)
 	switch code := codeOf(err); {
 	case code == "3D000":
 		return fmt.Errorf("the database %s does not exist; create it with createdb: %w", shown, store.ErrDSN)

@@ -230,10 +230,30 @@ func TestPooler(t *testing.T) {
 	server := testenv.SharedPostgres(t)
 	dsn := fresh(t, server)
 	name := dsn[strings.LastIndex(dsn, "/")+1 : strings.Index(dsn, "?")]
-	refusedAs(t, unsafely(server.Pooled(t, name, "transaction")), store.ErrUnsafe, "transaction mode")
+	apart := unsafely(server.Pooled(t, name, "transaction"))
+	refusedAs(t, apart, store.ErrUnsafe, "transaction mode")
+	for range 3 { // what one session prepared must not trouble the next
+		if state, err := Status(t.Context(), apart); err != nil || state.Judge() != nil {
+			t.Errorf("Status() = %+v, %v; want the schema", state, err)
+		}
+	}
+	if _, err := Migrate(t.Context(), apart); !errors.Is(err, store.ErrUnsafe) {
+		t.Errorf("Migrate() = %v; want %v", err, store.ErrUnsafe)
+	}
 	s := openAt(t, unsafely(server.Pooled(t, name, "session")))
 	mustAppend(t, s, sendTo("a", "b", 1))
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// With several hosts each is named, with what it said last.
+func TestSeveralHostsAreNamed(t *testing.T) {
+	_, err := Status(t.Context(), "postgres://imd@127.0.0.1:1,127.0.0.2:1/imd")
+	want := "the database imd at 127.0.0.1:1, 127.0.0.2:1 cannot be reached: " +
+		"127.0.0.1:1 (127.0.0.1): dial error: dial tcp 127.0.0.1:1: connect: connection refused; " +
+		"127.0.0.2:1 (127.0.0.2): dial error: dial tcp 127.0.0.2:1: connect: connection refused"
+	if err == nil || err.Error() != want {
+		t.Errorf("Status() = %v\nwant %s", err, want)
 	}
 }
