@@ -136,6 +136,25 @@ func (n *Node) spread(r *rest) error {
 	return nil
 }
 
+// CutHalf swallows what the second state and the second scheduler process say and
+// hear, to the others and to etcd; the message store they reach. heal undoes it.
+// Only for a node in the layout Hosts.
+func (n *Node) CutHalf() (heal func()) {
+	n.t.Helper()
+	here := []*Host{n.host, n.rest.back.host, n.rest.more[1].host}
+	there := []*Host{n.rest.more[0].host, n.rest.more[2].host}
+	for _, h := range there {
+		h.Cut()
+		h.Cut(here...)
+	}
+	return func() {
+		for _, h := range there {
+			h.Heal()
+			h.Heal(here...)
+		}
+	}
+}
+
 // part is a process of the node with the roles.
 func (n *Node) part(roles, suffix string) *Node {
 	return &Node{Dir: n.Dir + suffix, Args: n.Args, Env: n.Env, t: n.t, roles: roles, etcd: n.etcd, shared: n.shared}
