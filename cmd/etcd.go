@@ -69,6 +69,9 @@ func (a *app) member(parent context.Context, m embedded.Member) error {
 	if m.Dir == "" {
 		return usagef("--data-dir is needed: the folder for the data of this member")
 	}
+	if err := m.Check(); err != nil {
+		return newFailure(exitConfig, "configuration", strings.ReplaceAll(err.Error(), "\n", "; "), "")
+	}
 	cfg := obs.DefaultLogConfig()
 	log, _, err := obs.NewLogger(cfg, os.Stderr)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/config"
+	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
@@ -180,5 +181,24 @@ func TestWithoutPassword(t *testing.T) {
 		if got := withoutPassword(dsn); got != want {
 			t.Errorf("%s: %v", dsn, got)
 		}
+	}
+}
+
+// A wrong value of imd etcd is a wrong configuration, and all are named at once.
+func TestEtcdFlagsAreJudged(t *testing.T) {
+	m := embedded.DefaultMember()
+	m.Dir, m.Clients, m.Quota, m.Heartbeat, m.History = t.TempDir(), "nowhere", -1, time.Millisecond, time.Second
+	var f *failure
+	if err := standInApp(nil, nil, nil).member(t.Context(), m); !errors.As(err, &f) || f.Exit != exitConfig {
+		t.Fatalf("member() = %v; want exit status %d", err, exitConfig)
+	}
+	for _, want := range []string{"listen-client", "heartbeat", "election", "quota", "history"} {
+		if !strings.Contains(f.Message, want) {
+			t.Errorf("%q does not name %s", f.Message, want)
+		}
+	}
+	good := embedded.DefaultMember()
+	if err := good.Check(); err != nil {
+		t.Errorf("the defaults are refused: %v", err)
 	}
 }

@@ -207,7 +207,7 @@ func proof(sec peer.Security) func(*http.Request) error {
 // Run answers, follows the cluster and probes until ctx is done.
 func (p *Peers) Run(ctx context.Context) error {
 	if p.srv == nil {
-		<-ctx.Done()
+		p.byItself(ctx)
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -244,6 +244,38 @@ func (p *Peers) Run(ctx context.Context) error {
 	}
 	<-closed
 	return failed
+}
+
+// byItself is Run of a node that opens nothing and calls nobody: it tells of
+// other nodes that keep the same things for themselves.
+func (p *Peers) byItself(ctx context.Context) {
+	told := map[im.NodeID]bool{}
+	for seen := uint64(0); ctx.Err() == nil; {
+		v := p.Control.Settled(ctx, seen, control.Quiet)
+		seen = v.Serial
+		p.tellOfOthers(v, told)
+	}
+}
+
+// tellOfOthers warns once of each node, by told, that has a role of this one, if
+// what the role keeps is in each process for itself.
+func (p *Peers) tellOfOthers(v *control.View, told map[im.NodeID]bool) {
+	for _, n := range v.Nodes {
+		if n.ID == p.Node || told[n.ID] || n.State == control.Draining {
+			continue
+		}
+		var kept []string
+		for _, role := range p.Roles {
+			if what := p.Unshared[role]; what != "" && n.Has(role) && !slices.Contains(kept, what) {
+				kept = append(kept, what)
+			}
+		}
+		if len(kept) > 0 {
+			told[n.ID] = true
+			p.Log.Warn("another node of the cluster has the same roles, and each keeps its own; their users do not reach each other at once, or not at all",
+				zap.String("peer", string(n.ID)), zap.Strings("kept", kept))
+		}
+	}
 }
 
 func (p *Peers) serve() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
@@ -256,6 +257,26 @@ func TestOneOwner(t *testing.T) {
 		if (err == nil) != tt.fine || err != nil && !errors.As(err, &wrong) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A node with all roles tells of each other node like it once: what they keep is apart.
+func TestNodesThatStandByThemselvesAreToldOf(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	p := New(DefaultConfig(), Deps{Log: zap.New(core), Node: "n1", Roles: []string{"state", "push", "gateway"},
+		Unshared: map[string]string{"push": "routes in memory", "gateway": "routes in memory"}})
+	all := []string{"state", "push", "gateway"}
+	told := map[im.NodeID]bool{}
+	for range 2 {
+		p.tellOfOthers(&control.View{Nodes: []control.Node{
+			{ID: "n1", Roles: all, State: control.Serving},
+			{ID: "n2", Roles: all, State: control.Serving},
+			{ID: "n3", Roles: []string{"state"}, State: control.Serving},
+			{ID: "n4", Roles: all, State: control.Draining},
+		}}, told)
+	}
+	if logs.Len() != 1 || logs.All()[0].ContextMap()["peer"] != "n2" {
+		t.Errorf("told: %v", logs.All())
 	}
 }
 

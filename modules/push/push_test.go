@@ -314,22 +314,6 @@ func TestAFullQueueIsAnswered(t *testing.T) {
 	}
 }
 
-// A route to a session that its gateway does not have is removed, and no other.
-func TestStaleRoutesAreRemoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.join("g_1", 1, "a", "b")
-		w.online("a", "n1", "s1")
-		w.online("a", "n1", "s2")
-		w.online("b", "n1", "s3")
-		w.gone = map[string]bool{"s2": true}
-		w.run(t, DefaultConfig(), func(p *Push) { put(t, p, entry("g_1", 1)) })
-		if len(w.routes["a"]) != 1 || w.routes["a"][0].Session != "s1" || len(w.routes["b"]) != 1 {
-			t.Errorf("routes left: %v", w.routes)
-		}
-	})
-}
-
 // A node that drains beside another one takes what comes until the news of it
 // has travelled, then refuses it, and nothing that it took is lost.
 func TestADrainingNodeLosesNothing(t *testing.T) {
@@ -359,6 +343,22 @@ func TestADrainingNodeLosesNothing(t *testing.T) {
 		wg.Wait()
 		if got := len(w.got["g1"]); got != 1 {
 			t.Errorf("%d deliveries; want the 1 that was taken", got)
+		}
+	})
+}
+
+// A route to a session that its gateway does not have is removed, and no other.
+func TestStaleRoutesAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "a", "b")
+		w.online("a", "n1", "s1")
+		w.online("a", "n1", "s2")
+		w.online("b", "n1", "s3")
+		w.gone = map[string]bool{"s2": true}
+		w.run(t, DefaultConfig(), func(p *Push) { put(t, p, entry("g_1", 1)) })
+		if len(w.routes["a"]) != 1 || w.routes["a"][0].Session != "s1" || len(w.routes["b"]) != 1 {
+			t.Errorf("routes left: %v", w.routes)
 		}
 	})
 }

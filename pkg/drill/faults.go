@@ -394,15 +394,20 @@ func (f *fault) members(ctx context.Context) error {
 	return f.changeRights(ctx, all(f.b.world.removeMembers), all(f.b.world.addMembers))
 }
 
-// groups makes groups while all devices come back.
+// groups makes groups while all devices come back. It ends in its time, however
+// slow the cluster is: what is written after the load has nobody who waits for it.
 func (f *fault) groups(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, f.For)
+	defer cancel()
 	f.n.proxy.Reset()
 	var errs []error
 	for range max(int(f.For/(100*ms)), 1) {
-		errs = append(errs, f.b.world.post(ctx, f.rng, 8))
-		if !hold(ctx, 50*ms) {
+		err := f.b.world.post(ctx, f.rng, 8)
+		if ctx.Err() != nil {
 			break
 		}
+		errs = append(errs, err)
+		hold(ctx, 50*ms)
 	}
 	return errors.Join(errs...)
 }

@@ -81,6 +81,7 @@ var rows = []row{
 	{"open", "200 pairs, 2,000/s", []figure{latency("ack p50", "ack", p50, 2, 2), latency("ack p99", "ack", p99, 15, 10),
 		latency("delivery p50", "deliver", p50, 0, 0), latency("delivery p99", "deliver", p99, 20, 15), cpu(0, 0)}},
 	{"hot", "one hot conversation, 50 senders with 8 outstanding, beside 100 pairs at 500/s", []figure{rate(6000, 6000),
+		{"deliveries", "/s", func(r *bench.Result) float64 { return r.Delivered }, 0, 0, true}, cpu(0, 0),
 		latency("ack p99 of the others before", "calm", p99, 0, 0), latency("ack p99 of the others beside it", "beside", p99, 0, 0),
 		{"ratio", "", func(r *bench.Result) float64 { return r.Beside }, 2, 2, false}}},
 	{"repeat", "repeats, 100 a second", []figure{latency("marked p50", "repeat_marked", p50, 1, 1), latency("marked p99", "repeat_marked", p99, 0, 0),

@@ -79,6 +79,30 @@ func StartMember(ctx context.Context, m Member, log *zap.Logger) (*Server, error
 	return s, nil
 }
 
+// Check says what is wrong with the values, all of it; nil if they are good.
+func (m Member) Check() error {
+	_, err := m.config(newServerLog(zap.NewNop()))
+	return errors.Join(err, m.ranges())
+}
+
+// ranges judges what etcd takes and a cluster does not live well with.
+func (m Member) ranges() error {
+	var errs []error
+	if m.Heartbeat < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("heartbeat: %v is below 100ms", m.Heartbeat))
+	}
+	if m.Election < 5*m.Heartbeat || m.Election > 50*m.Heartbeat {
+		errs = append(errs, fmt.Errorf("election: %v is not within 5 to 50 heartbeats", m.Election))
+	}
+	if m.Quota < 1<<20 {
+		errs = append(errs, errors.New("quota: below 1 MiB"))
+	}
+	if m.History < 5*time.Minute {
+		errs = append(errs, fmt.Errorf("history: %v is below 5m", m.History))
+	}
+	return errors.Join(errs...)
+}
+
 // config is what etcd is started with.
 func (m Member) config(log *serverLog) (*embed.Config, error) {
 	c := embed.NewConfig()
