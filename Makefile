@@ -36,9 +36,9 @@ drill: build ## Break a cluster on this machine for 10 minutes and judge the his
 
 .PHONY: drill-regressions
 drill-regressions: build ## Play the drills again that once found a defect
-	@grep -v '^#' test/drill/regressions.txt | while read -r seed minutes what; do \
-		echo "seed $$seed: $$what"; \
-		bin/imd drill replay $$seed --minutes $$minutes || exit 1; \
+	@grep -v '^#' test/drill/regressions.txt | while read -r layout seed minutes what; do \
+		echo "$$layout, seed $$seed: $$what"; \
+		bin/imd drill replay $$seed --layout $$layout --minutes $$minutes || exit 1; \
 	done
 
 .PHONY: known-bad
@@ -46,6 +46,7 @@ known-bad: ## Have drills find each known defect; writes the table in docs/relia
 	$(PLAIN) build -trimpath -tags drill -o bin/imd-drill .
 	IMD_TEST_BIN=$(CURDIR)/bin/imd-drill IMD_TEST_TABLE=$(CURDIR)/docs/reliability.md \
 		$(PLAIN) test -trimpath -tags drill -count=1 -timeout 45m -run KnownBad -v ./test/drill
+	$(PLAIN) test -trimpath -tags drill -count=1 -run KnownBad -v ./test/segment
 
 .PHONY: lint
 lint: ## Check formatting, and what go vet and buf find

@@ -23,6 +23,8 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/history"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/synthetic"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -32,9 +34,10 @@ type benchFlags struct {
 	o                            bench.Options
 	opsServer, opsTokenFile      string
 	encoding, mix, record        string
+	allocator                    string // of the server, for the judge of a history
 	report                       string
 	sources, gateways, processes []string
-	verify                       bool
+	verify, loaded               bool
 	inPairs                      bool // for overhead, which records by itself
 }
 
@@ -90,7 +93,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
+	if !in("hot") {
+		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
+	}
 	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
 	fl.Uint64Var(&o.Seed, "seed", 1, "for everything random")
 	fl.StringVar(&f.encoding, "encoding", "proto", "proto or json")
@@ -98,17 +103,25 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	fl.StringSliceVar(&f.sources, "source-addrs", nil, "local addresses to connect from, in turn; one has about 28,000 ports")
 	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
 	o.Outstanding, o.Size = 1, 128
-	if !in("connect", "resume") {
+	switch {
+	case in("hot"):
+		fl.IntVar(&o.Outstanding, "outstanding", 8, "unanswered messages that each sender into the hot conversation keeps, 1 to 32")
+		fl.Float64Var(&o.Rate, "rate", 500, "messages a second into the other conversations in all")
+		fl.IntVar(&o.Senders, "senders", 50, "of the devices, those that write into the hot conversation; all others are pairs")
+	case !in("connect", "resume"):
 		fl.IntVar(&o.Outstanding, "outstanding", 1, "unanswered operations each device keeps, 1 to 32; without --rate")
 		fl.Float64Var(&o.Rate, "rate", 0, "operations a second in all; 0 = as fast as answers come")
+	}
+	if !in("connect", "resume") {
 		fl.DurationVar(&o.Warmup, "warmup", 2*time.Second, "how long to run before measuring")
 	}
 	if !in("connect") {
 		fl.IntVar(&o.Size, "size", 128, "bytes of text in each message, 16 to 16000")
 	}
-	if !in("connect") && !f.inPairs {
+	if !in("connect", "repeat") && !f.inPairs {
 		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
+		fl.StringVar(&f.allocator, "allocator", store.Transaction, "seq.allocator of the server, by which the history is judged: transaction or segment; with --record")
 	}
 	if !in("connect", "resume") {
 		fl.BoolVar(&o.Reconnect, "reconnect", false, "let devices that lose their connection come back and send again what was not answered")
@@ -122,6 +135,16 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	}
 	if in("history") {
 		fl.IntVar(&o.Entries, "entries", 200, "entries of each conversation")
+	}
+	if in("history", "sync") {
+		fl.StringVar(&o.Reader, "reader", "", "user that exists, who reads what is there in place of what bench writes")
+		fl.BoolVar(&f.loaded, "loaded", false, "read what bench load has made: --reader is its busy user and --conversation its group")
+	}
+	if in("history") {
+		fl.StringVar(&o.Conversation, "conversation", "", "with --reader: the conversation to read")
+	}
+	if in("sync") {
+		fl.IntVar(&o.Changed, "changed", 50, "with --reader: direct conversations that get a message before each sync")
 	}
 	if in("history", "mix") {
 		fl.IntVar(&o.Page, "page", 50, "entries of a page, 1 to 500")
@@ -137,7 +160,7 @@ func (f *benchFlags) addServerSide(c *cobra.Command) {
 	fl := c.Flags()
 	fl.StringVar(&f.opsServer, "ops-server", "", "URL of the ops listener, to lift the rate limits (default: the node of the data folder)")
 	fl.StringVar(&f.opsTokenFile, "ops-token-file", "", "file with the admin key for --ops-server (default: the key of the data folder)")
-	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure, as name=pid (default: the node of the data folder)")
+	fl.StringSliceVar(&f.processes, "process", nil, "server processes to measure beside the node of the data folder, each with its children, as name=pid or, for what listens there, name=:port")
 }
 
 // check refuses what makes no sense.
@@ -156,6 +179,8 @@ func (f *benchFlags) check() error {
 		return usagef("--rate, --warmup and --settle cannot be negative, and --duration is above 0")
 	case f.encoding != "proto" && f.encoding != "json":
 		return usagef("--encoding: must be proto or json")
+	case f.record != "" && f.allocator != store.Transaction && f.allocator != store.Segment:
+		return usagef("--allocator %q is neither transaction nor segment", f.allocator)
 	case f.verify && f.record == "":
 		return usagef("--verify wants --record")
 	case o.Conversations < 0 || o.Conversations > 1000:
@@ -164,12 +189,42 @@ func (f *benchFlags) check() error {
 		return usagef("--entries: %d is not within 1 and 100000", o.Entries)
 	case o.Page < 0 || o.Page > protocol.MaxHistoryLimit:
 		return usagef("--page: %d is not within 1 and %d", o.Page, protocol.MaxHistoryLimit)
+	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
+		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
+	}
+	if err := f.checkReader(); err != nil {
+		return err
 	}
 	var err error
 	o.Mix, err = parseMix(f.mix)
 	return err
+}
+
+// checkReader refuses half of what reading a store that is there wants.
+func (f *benchFlags) checkReader() error {
+	o := &f.o
+	if f.loaded {
+		if o.Reader != "" || o.Conversation != "" {
+			return usagef("--loaded is a reader and a conversation: it goes without --reader and --conversation")
+		}
+		o.Reader = string(synthetic.User(0))
+		if o.Scenario == "history" {
+			o.Conversation = string(synthetic.Group)
+		}
+	}
+	switch {
+	case o.Scenario == "history" && (o.Reader == "") != (o.Conversation == ""):
+		return usagef("--reader and --conversation go together")
+	case o.Reader != "" && (f.record != "" || o.Users != 0):
+		return usagef("--reader goes without --record and --users")
+	case o.Scenario == "sync" && o.Reader != "" && (o.Changed < 1 || o.Changed > 1000):
+		return usagef("--changed: %d is not within 1 and 1000", o.Changed)
+	case o.Scenario == "sync" && o.Reader != "" && (o.Rate != 0 || o.Outstanding != 1):
+		return usagef("--reader makes one sync after the other, without --rate and --outstanding")
+	}
+	return nil
 }
 
 // parseMix reads shares like direct=60,sync=40.
@@ -210,14 +265,9 @@ func (f *benchFlags) target() (*credential, error) {
 		}
 		o.Sources = append(o.Sources, a)
 	}
-	o.Processes = map[string]int{}
-	for _, s := range f.processes {
-		name, v, _ := strings.Cut(s, "=")
-		pid, err := strconv.Atoi(v)
-		if err != nil || name == "" {
-			return nil, usagef("--process: %q is not name=pid", s)
-		}
-		o.Processes[name] = pid
+	var err error
+	if o.Processes, err = parseProcesses(f.processes); err != nil {
+		return nil, err
 	}
 	cred, err := f.credential()
 	if err != nil {
@@ -240,10 +290,31 @@ func (f *benchFlags) target() (*credential, error) {
 		}
 		o.Addresses = append(o.Addresses, a)
 	}
-	if p, err := f.local(); err == nil && len(f.processes) == 0 {
+	if p, err := f.local(); err == nil && o.Processes["imd"] == 0 && !slices.Contains(slices.Collect(maps.Values(o.Processes)), p.PID) {
 		o.Processes["imd"] = p.PID
 	}
 	return cred, nil
+}
+
+// parseProcesses reads processes like postgres=:5432 or gateway=1234: a port
+// stands for the process that listens there.
+func parseProcesses(named []string) (map[string]int, error) {
+	all := map[string]int{}
+	for _, s := range named {
+		name, v, _ := strings.Cut(s, "=")
+		text, port := strings.CutPrefix(v, ":")
+		n, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || name == "" || n == 0 || all[name] != 0 {
+			return nil, usagef("--process: %q is not another name=pid or name=:port", s)
+		}
+		all[name] = int(n)
+		if port {
+			if all[name], err = bench.ListenerOn(int(n)); err != nil {
+				return nil, usagef("--process: %s: %v", name, err)
+			}
+		}
+	}
+	return all, nil
 }
 
 // local is the node of the data folder, if that is the server meant.
@@ -280,7 +351,7 @@ func (f *benchFlags) prepare() (*benchSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := raiseFiles(f.o.Conns + 100); err != nil {
+	if err := raiseFiles(f.o.Conns + 1100); err != nil {
 		return nil, err
 	}
 	side := &benchSide{f: f, cred: cred}
@@ -309,7 +380,7 @@ func (f *benchFlags) run(ctx context.Context) error {
 	res, ran := bench.Run(ctx, f.o)
 	live.clear()
 	if f.o.Record != nil {
-		err := f.o.Record.Close(history.Run{Seed: f.o.Seed, Server: side.version(), Allocator: "transaction"})
+		err := f.o.Record.Close(history.Run{Seed: f.o.Seed, Server: side.version(), Allocator: f.allocator})
 		ran = errors.Join(ran, err)
 	}
 	if res == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/dedup"
-	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/redis"
 )
 
 const (
@@ -29,16 +29,16 @@ func examineRedis(ctx context.Context, cfg *loaded) ([]etcd.Finding, error) {
 	if c.URL == "" {
 		return nil, nil
 	}
-	at, err := dedupRedisOf(c)
+	at, err := redisOf(c)
 	if err != nil {
 		return nil, err
 	}
-	facts, err := dedupredis.Examine(ctx, at)
+	facts, err := redis.Examine(ctx, at)
 	return judgeRedis(facts, err), nil
 }
 
 // judgeRedis is the pure part: what the facts, or the failure to get them, mean.
-func judgeRedis(f dedupredis.Facts, err error) (found []etcd.Finding) {
+func judgeRedis(f redis.Facts, err error) (found []etcd.Finding) {
 	add := func(check string, v etcd.Verdict, fix, format string, args ...any) {
 		found = append(found, etcd.Finding{Check: "redis " + check, Verdict: v, Text: fmt.Sprintf(format, args...), Fix: fix})
 	}

@@ -7,16 +7,16 @@ import (
 
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/dedup"
-	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
+	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
 func TestJudgeRedis(t *testing.T) {
-	good := dedupredis.Facts{Version: "7.0.15", Role: "master", Policy: "noeviction", RoundTrip: 40 * time.Microsecond}
+	good := redis.Facts{Version: "7.0.15", Role: "master", Policy: "noeviction", RoundTrip: 40 * time.Microsecond}
 	old, replica, evicts, slow := good, good, good, good
 	old.Version, replica.Role, evicts.Policy, slow.RoundTrip = "5.0.7", "slave", "allkeys-lru", 3*time.Millisecond
 	for name, tt := range map[string]struct {
-		facts   dedupredis.Facts
+		facts   redis.Facts
 		err     error
 		check   string
 		verdict etcd.Verdict
@@ -50,12 +50,12 @@ func TestJudgeRedis(t *testing.T) {
 
 func TestExamineRedis(t *testing.T) {
 	r := testenv.StartRedis(t)
-	f, err := dedupredis.Examine(t.Context(), dedupredis.Config{URL: r.URL()})
+	f, err := redis.Examine(t.Context(), redis.Config{URL: r.URL()})
 	if err != nil || f.Version == "" || f.Role != "master" || f.Policy != "noeviction" || f.RoundTrip <= 0 {
 		t.Fatalf("facts %+v, %v", f, err)
 	}
 	r.Kill()
-	if _, err := dedupredis.Examine(t.Context(), dedupredis.Config{URL: r.URL()}); dedup.ClassOf(err) != dedup.Connection {
+	if _, err := redis.Examine(t.Context(), redis.Config{URL: r.URL()}); dedup.ClassOf(err) != dedup.Connection {
 		t.Fatalf("of a dead one: %v", err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // drillFlags are what a drill can be told.
@@ -37,7 +38,8 @@ func newDrill(a *app) *cobra.Command {
 		Short: "Break a cluster on this machine, then judge what its clients saw",
 		Long: `Drill starts a cluster of its own on this machine, puts a load on it through fault
 proxies, and breaks it: nodes are killed, stopped and restarted, their disks fill
-up, connections are cut and slowed and lose what is said, peers misbehave. Then it
+up, connections are cut and slowed and lose what is said, peers misbehave. With Postgres, Redis and
+split roles there are faults of each of these. Then it
 lets the cluster heal and judges the recorded history as imd verify does.
 
 The schedule follows from --seed, --faults and --minutes alone. With --keep all
@@ -118,7 +120,7 @@ func (f *drillFlags) addPlan(c *cobra.Command) {
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.faults, "faults", nil, "of "+strings.Join(kinds, ", ")+" (default: all that are possible here)")
-	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane) or a YAML file with the nodes of the cluster")
+	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both) or a YAML file with the nodes of the cluster")
 	fl.Float64Var(&f.minutes, "minutes", 10, "how long the load runs under faults, 0.2 to 1440")
 }
 
@@ -131,6 +133,7 @@ func (f *drillFlags) add(c *cobra.Command) {
 	fl.IntVar(&f.o.Users, "users", f.o.Users, "users they belong to")
 	fl.Float64Var(&f.o.Rate, "rate", f.o.Rate, "operations a second in all")
 	fl.DurationVar(&f.o.Settle, "settle", f.o.Settle, "the longest wait, after the faults, until every device has everything")
+	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres")
 	fl.DurationVar(&f.o.AntiEntropy, "antientropy", f.o.AntiEntropy, "time between two comparisons of heads in the gateways")
 }
 
@@ -148,10 +151,20 @@ func (f *drillFlags) check() (err error) {
 		return usagef("--settle: %v is less than 1s", o.Settle)
 	}
 	o.Duration = time.Duration(f.minutes * float64(time.Minute)).Round(time.Millisecond)
+	o.Name = f.layout
 	if known, ok := drill.Layouts()[f.layout]; ok {
 		o.Layout = known
 	} else if o.Layout, err = drill.ReadLayout(f.layout); err != nil {
 		return newFailure(exitConfig, "layout", err.Error(), "")
+	}
+	switch {
+	case o.Allocator != store.Transaction && o.Allocator != store.Segment:
+		return usagef("--allocator: %q is neither transaction nor segment", o.Allocator)
+	case o.Allocator == store.Segment && !o.Layout.Postgres:
+		return newFailure(exitNotAllowed, "impossible", "--allocator segment wants a layout with Postgres, such as --layout postgres", "")
+	}
+	if why := drill.Missing(o.Layout); why != "" {
+		return newFailure(exitNotAllowed, "impossible", "the layout "+why, "take another one with --layout")
 	}
 	if len(f.faults) == 0 {
 		o.Kinds = drill.Possible(o.Layout)

@@ -20,9 +20,11 @@ import (
 	dedupredis "github.com/imdhq/imd/pkg/dedup/redis"
 	"github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
 	"github.com/imdhq/imd/pkg/store/postgres"
+	routesredis "github.com/imdhq/imd/pkg/store/redis"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 )
 
@@ -36,7 +38,7 @@ func specs() []module.Spec {
 			Messages: store.Drivers[store.MessageStore]{
 				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
 			},
-			Routes: store.Drivers[store.RouteStore]{"memory": memory.Open},
+			Routes: map[string]storage.RouteOpener{"memory": openRoutesMemory, "redis": openRoutesRedis},
 			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
@@ -53,6 +55,20 @@ func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
 	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
+// openRoutesMemory is the route store of one process.
+func openRoutesMemory(context.Context, storage.RouteOptions, *zap.Logger) (store.RouteStore, error) {
+	return memory.New(), nil
+}
+
+// openRoutesRedis is the route store that all nodes share.
+func openRoutesRedis(_ context.Context, o storage.RouteOptions, log *zap.Logger) (store.RouteStore, error) {
+	at, err := redisOf(o.Redis)
+	if err != nil {
+		return nil, err
+	}
+	return routesredis.Open(at, log)
+}
+
 // openDedupMemory is the dedup cache of one process.
 func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
 	return dedupmemory.New(o), nil
@@ -60,18 +76,17 @@ func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (ded
 
 // openDedupRedis is the dedup cache that all nodes share.
 func openDedupRedis(c storage.RedisConfig, o dedup.Options, log *zap.Logger) (dedup.Cache, error) {
-	cfg, err := dedupRedisOf(c)
+	at, err := redisOf(c)
 	if err != nil {
 		return nil, err
 	}
-	cfg.Options = o
-	return dedupredis.Open(cfg, log)
+	return dedupredis.Open(dedupredis.Config{Config: at, Options: o}, log)
 }
 
-// dedupRedisOf is how a configuration reaches its Redis.
-func dedupRedisOf(c storage.RedisConfig) (dedupredis.Config, error) {
+// redisOf is how a configuration reaches its Redis.
+func redisOf(c storage.RedisConfig) (redis.Config, error) {
 	t, err := c.TLSConfig()
-	return dedupredis.Config{URL: c.URL.Reveal(), TLS: t}, err
+	return redis.Config{URL: c.URL.Reveal(), TLS: t}, err
 }
 
 // startJitter spreads the first registrations of nodes that start together.

@@ -23,7 +23,9 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/web"
 )
 
@@ -137,15 +139,23 @@ func (e *engine) assemble() error {
 	if err != nil {
 		return err
 	}
+	stores := &store.Handle{}
 	admin.New(admin.Deps{
-		Node: id, Control: ctl, Directory: peers.Directory(), Settings: live, StartValue: e.cfg.startValue,
+		Node: id, Control: ctl, Directory: peers.Directory(), Routes: func() (admin.Routes, error) { return stores.Routes() }, Settings: live, StartValue: e.cfg.startValue,
 		Log: e.log.Named("admin"), Reg: e.reg,
 	}).Mount(e.ops.Mount, e.dir.AdminKey())
+	kept := trace.New(trace.DefaultBytes, trace.DefaultAge, time.Now)
+	peers.UseTrace(kept)
+	status.Mount(e.ops.Mount, status.Deps{
+		Node: id, Roles: e.cfg.roles, Started: e.points.Started, Version: e.build.Version, State: func() control.State { return e.node.Record().State },
+		Control: ctl, Settings: live, Trace: peers.Trace, Routes: func() (status.RouteLookup, error) { return stores.Routes() },
+		Guard: func(h http.Handler) http.Handler { return admin.Auth(e.dir.AdminKey(), h) },
+	})
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Roles: e.cfg.roles, Split: e.cfg.split(), Unshared: e.cfg.unshared(), Cluster: e.cfg.values.Text("controlplane.cluster"), Zone: e.cfg.values.Text("controlplane.zone"),
-		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: &store.Handle{},
-		Peers: peers, Ready: e.ready, Keys: e.keys(),
+		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: stores,
+		Trace: kept, Peers: peers, Ready: e.ready, Keys: e.keys(),
 		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	e.node, err = module.New(e.cfg.chosen, module.Options{

@@ -14,6 +14,10 @@ import (
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
+// drainWait is how long a command waits for a drain: its grace, and the time that
+// the news of it takes.
+const drainWait = time.Minute
+
 func newNode(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "node",
@@ -141,8 +145,11 @@ cordon it first if new work shall stay away.`,
 		Example: "  imd node drain n-7f3k2\n  imd node drain n-7f3k2 --wait",
 	}
 	reason := c.Flags().String("reason", "", "written to the log of the node")
-	wait := c.Flags().Bool("wait", false, "wait until the node has left, for --timeout at most")
+	wait := c.Flags().Bool("wait", false, "wait until the node has left, for a minute, or --timeout if that is longer")
 	a.one(c, func(ctx context.Context, client *connect.Client, id string) error {
+		if *wait {
+			a.timeout = max(a.timeout, drainWait)
+		}
 		ctx, cancel := a.bounded(ctx)
 		defer cancel()
 		res, err := adminv1connect.NewNodeServiceClient(client).Drain(ctx, &adminv1.DrainRequest{NodeId: id, Reason: *reason})

@@ -19,6 +19,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // topConfig is the keys that stand at the top of the file.
@@ -63,6 +64,7 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "log", Doc: "What is written to standard error.", New: func() any { c := obs.DefaultLogConfig(); return &c }},
 		{Name: "ops", Doc: "The listener for operators.", New: func() any { c := obs.DefaultOpsConfig(); return &c }},
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
+		{Name: "seq", Doc: "How entries get their numbers.", New: func() any { c := storage.DefaultSeqConfig(); return &c }},
 		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
 	}
 	for _, s := range specs {
@@ -243,8 +245,13 @@ func (l *loaded) combination() error {
 		}
 		seen[ln.address] = ln.key
 	}
-	if l.values.Text("storage.dedup") == "redis" && l.values.Text("redis.url") == "" {
-		return config.Errorf("redis.url", "is missing, but storage.dedup is redis; set redis.url_file or IMD_REDIS_URL")
+	for _, key := range []string{"storage.dedup", "storage.routes"} {
+		if l.values.Text(key) == "redis" && l.values.Text("redis.url") == "" {
+			return config.Errorf("redis.url", "is missing, but %s is redis; set redis.url_file or IMD_REDIS_URL", key)
+		}
+	}
+	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
+		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")
 	}
 	if !l.split() {
 		return nil

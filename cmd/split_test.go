@@ -2,6 +2,8 @@ package cmd
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -10,6 +12,10 @@ import (
 // anything is opened.
 func TestSplitRolesAreChecked(t *testing.T) {
 	etcd := "controlplane.endpoints=http://127.0.0.1:2379"
+	url := filepath.Join(t.TempDir(), "redis")
+	if err := os.WriteFile(url, []byte("redis://h:1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tt := range map[string]struct {
 		roles string
 		set   []string
@@ -20,6 +26,9 @@ func TestSplitRolesAreChecked(t *testing.T) {
 		"two processes":           {"gateway,push", []string{etcd}, ""},
 		"the other of them":       {"state,scheduler", []string{etcd}, ""},
 		"routes in two processes": {"gateway,state,scheduler", []string{etcd}, "gateway without push, but routes in the memory"},
+		"routes in redis":         {"gateway,state,scheduler", []string{etcd, "storage.routes=redis", "redis.url_file=" + url}, ""},
+		"redis is not named":      {"all", []string{"storage.routes=redis"}, "redis.url: is missing, but storage.routes is redis"},
+		"no such routes":          {"all", []string{"storage.routes=x"}, "storage.routes"},
 		"sqlite in two processes": {"gateway,push,state", []string{etcd}, "state without scheduler, but messages in SQLite"},
 		"clear text":              {"all", []string{"peers.listen=192.0.2.1:8422"}, "peers.listen: 192.0.2.1:8422 is open to other machines"},
 		"no key":                  {"all", []string{"peers.listen=192.0.2.1:8422", "peers.allow_plaintext=true"}, "peers.key_file: is needed"},

@@ -18,8 +18,7 @@ const firstCompare = time.Second
 const headsBatch = 1000
 
 // antiEntropy compares heads with state from time to time, so that a lost last
-// delivery heals without a reconnect, and claims routes that could not be
-// claimed when their sessions began. It returns when ctx is done.
+// delivery heals without a reconnect. It returns when ctx is done.
 func (g *Gateway) antiEntropy(ctx context.Context) {
 	version := ""
 	t := time.NewTimer(0)
@@ -30,7 +29,6 @@ func (g *Gateway) antiEntropy(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		g.reclaim()
 		if v, err := g.compareHeads(ctx, version); err == nil {
 			version = v
 		} else if ctx.Err() == nil {
@@ -82,30 +80,5 @@ func (g *Gateway) resync(dataEpoch string) {
 			s.endLocked("resync", endTexts["resync"], 0)
 		}
 		s.mu.Unlock()
-	}
-}
-
-// reclaim claims the routes of sessions that began while the route store was
-// away.
-func (g *Gateway) reclaim() {
-	for _, s := range g.hub.all() {
-		s.mu.Lock()
-		due := s.phase == online && !s.claimed
-		s.mu.Unlock()
-		if !due {
-			continue
-		}
-		claim, err := g.claimRoute(s)
-		if err != nil {
-			return // still away, or refused: the next round asks again
-		}
-		if !s.live() {
-			s.release()
-		}
-		for _, r := range claim.Replaced {
-			g.revoke(r)
-		}
-		g.displace(claim.Superseded, "superseded")
-		g.displace(claim.Replaced, "replaced")
 	}
 }

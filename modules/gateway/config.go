@@ -67,6 +67,8 @@ type LoginConfig struct {
 	// SameClass lets kick_old and reject_new look at logins of the same class
 	// only.
 	SameClass bool `mapstructure:"same_class" doc:"Under kick_old and reject_new only logins of the same device class count. Default true."`
+	// Total bounds the logins of all classes.
+	Total int `mapstructure:"total" doc:"Logins of all classes together that a user may have; the oldest beyond it ends, or under reject_new the new one is refused. 0 to 1000, 0 = no bound, the default."`
 }
 
 // AntiEntropyConfig is the comparison of heads.
@@ -174,6 +176,7 @@ func (c Config) Validate() error {
 		p.add("login.mode", "%q is none of multi, kick_old, reject_new", c.Login.Mode)
 	}
 	p.number("login.multi", c.Login.Multi, 1, 1000)
+	p.number("login.total", c.Login.Total, 0, 1000)
 	p.duration("antientropy.interval", c.AntiEntropy.Interval, 100*time.Millisecond, 10*time.Minute)
 	p.duration("drain.delay", c.Drain.Delay, 0, 10*time.Second)
 	p.duration("drain.min_spread", c.Drain.MinSpread, 0, time.Minute)

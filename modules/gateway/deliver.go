@@ -138,6 +138,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 			return
 		}
 	}
+	s.acknowledged(now, a.Ranges)
 	s.mu.Lock()
 	for _, r := range a.Ranges {
 		s.unacked.Ack(now, r.ConversationId, r.AfterSeq, r.Seq)

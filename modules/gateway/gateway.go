@@ -20,7 +20,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
-	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -61,17 +61,13 @@ type directoryClient interface {
 // peerClient is what one gateway asks of another.
 type peerClient interface {
 	Kick(context.Context, *v1.KickRequest) (*v1.KickResponse, error)
-}
-
-// routes is what the gateway asks of the route store.
-type routes interface {
-	Claim(context.Context, store.Route, store.Policy) (store.Claim, error)
-	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
+	Probe(context.Context, *v1.ProbeRequest) (*v1.ProbeResponse, error)
 }
 
 // Deps is what the gateway works with.
 type Deps struct {
 	Node  im.NodeID
+	Boot  string // boot id of this process
 	Log   *zap.Logger
 	Reg   prometheus.Registerer
 	State stateClient
@@ -80,7 +76,9 @@ type Deps struct {
 	Directory directoryClient
 	Peer      func(im.NodeID) peerClient
 	Routes    func() (routes, error)
-	Verifier  verifier
+	// View is the latest copy of the registry; nil = there is only this node.
+	View     func() *control.View
+	Verifier verifier
 	// Public serves everything on the public listener but the sockets; it is
 	// asked for once, at Start. nil = nothing.
 	Public func() http.Handler
@@ -91,6 +89,8 @@ type Deps struct {
 	Capacity func(connections int)
 	// Leaders is the latest copy of the announced leaders; nil = there are none.
 	Leaders func() *control.Leaders
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace *trace.Log
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -110,6 +110,8 @@ type Gateway struct {
 	wheel     *wheel
 	marks     *marks
 	submitter *submitter
+	keeper    *keeper
+	ended     *endings
 	requests  chan struct{} // holds one for each request in work
 
 	overloadTime time.Duration // how long a connection may be above its rates
@@ -152,6 +154,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.keeper, g.ended = newKeeper(g), newEndings()
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
@@ -234,6 +237,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })
 	own.Go(func() { g.antiEntropy(work) })
+	own.Go(func() { g.keeper.run(work) })
 	g.serving.Store(true)
 	var err error
 	select {

@@ -1,26 +1,19 @@
 package gateway
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	mrand "math/rand/v2"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
-	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
-
-// routeTimeout bounds one call to the route store.
-const routeTimeout = time.Second
 
 // defaultClass is the class of a login that names none.
 const defaultClass = im.Desktop
@@ -133,39 +126,38 @@ func (s *session) verify(token string) (auth.Claims, *refusal) {
 	return c, &refusal{reason: reason, msg: im.Wire(err).Message}
 }
 
-// join admits the login, claims its route and registers the session. The order
-// matters: whoever is admitted after the claim can be found by a revocation,
-// and whoever is registered before the welcome misses nothing.
+// join admits the login, registers the session and claims its route. The order
+// matters: whoever is admitted after the claim can be found by a revocation, and
+// whoever can be found here before the claim misses no delivery that looks the
+// route up.
 func (s *session) join(c auth.Claims) *refusal {
 	if no := s.admit(c); no != nil {
 		return no
 	}
+	s.subscribe()
 	claim, no := s.claim()
 	if no != nil {
 		return no
 	}
-	s.subscribe()
 	if no := s.admit(c); no != nil {
 		// Who was displaced for nothing comes back by itself.
 		s.g.displace(append(claim.Superseded, claim.Replaced...), "busy")
 		return no
 	}
-	for _, r := range claim.Replaced {
-		s.g.revoke(r)
-	}
-	s.g.displace(claim.Superseded, "superseded")
-	s.g.displace(claim.Replaced, "replaced")
+	s.g.displaced(claim)
 	return nil
 }
 
 // admit asks the directory whether the login may begin a session.
 func (s *session) admit(c auth.Claims) *refusal {
-	var issued int64
+	if reason := s.g.ended.of(s.user, s.login, time.Now()); reason != "" {
+		return &refusal{reason: reason, msg: endTexts[reason]}
+	}
 	if !c.IssuedAt.IsZero() {
-		issued = c.IssuedAt.UnixMilli()
+		s.issued = c.IssuedAt.UnixMilli()
 	}
 	res, err := s.g.Directory.Admit(s.g.ctx, &v1.AdmitRequest{
-		UserId: string(s.user), LoginId: string(s.login), IssuedMs: issued})
+		UserId: string(s.user), LoginId: string(s.login), IssuedMs: s.issued})
 	if err != nil {
 		s.g.Log.Warn("a login was not looked up", obs.Session(s.id), obs.Err(err))
 		return &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
@@ -175,63 +167,6 @@ func (s *session) admit(c auth.Claims) *refusal {
 	}
 	s.dataEpoch = res.DataEpoch
 	return nil
-}
-
-// claim takes the session's place in the route store. Without a route store
-// newcomers are let in and their places claimed later, unless the policy can
-// refuse them.
-func (s *session) claim() (store.Claim, *refusal) {
-	claim, err := s.g.claimRoute(s)
-	switch {
-	case err == nil:
-		return claim, nil
-	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
-		return claim, refuse("login_refused", "another login has the place")
-	case s.g.tuned.Get().login.Mode == store.RejectNew:
-		return claim, &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
-	}
-	s.g.Log.Warn("a session begins without a route", obs.Session(s.id), obs.Err(err))
-	return store.Claim{}, nil
-}
-
-// claimRoute claims the route of s and notes it.
-func (g *Gateway) claimRoute(s *session) (store.Claim, error) {
-	routes, err := g.Routes()
-	if err != nil {
-		return store.Claim{}, err
-	}
-	ctx, cancel := context.WithTimeout(g.ctx, routeTimeout)
-	defer cancel()
-	claim, err := routes.Claim(ctx, store.Route{User: s.user, Session: s.id, Login: s.login, Device: s.device,
-		Class: s.class, Node: g.Node, Since: time.Now()}, g.tuned.Get().login)
-	if err != nil {
-		return claim, err
-	}
-	s.mu.Lock()
-	s.claimed, s.route = true, claim.Epoch
-	s.mu.Unlock()
-	return claim, nil
-}
-
-// revoke makes the tokens of a replaced login useless.
-func (g *Gateway) revoke(r store.Route) {
-	_, err := g.Directory.Revoke(g.ctx, &v1.RevokeRequest{UserId: string(r.User), LoginId: string(r.Login), Reason: "replaced"})
-	if err != nil {
-		g.Log.Warn("a replaced login was not revoked; its token may come back", obs.User(r.User), obs.Login(r.Login), obs.Err(err))
-	}
-}
-
-// displace ends sessions on whichever node holds them.
-func (g *Gateway) displace(routes []store.Route, reason string) {
-	byNode := map[im.NodeID][]string{}
-	for _, r := range routes {
-		byNode[r.Node] = append(byNode[r.Node], string(r.Session))
-	}
-	for node, ids := range byNode {
-		if _, err := g.Peer(node).Kick(g.ctx, &v1.KickRequest{SessionIds: ids, Reason: reason}); err != nil {
-			g.Log.Warn("displaced sessions were not told", obs.Peer(string(node)), zap.Int("sessions", len(ids)), obs.Err(err))
-		}
-	}
 }
 
 // welcome begins the session: what was delivered meanwhile goes behind it.

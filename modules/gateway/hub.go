@@ -113,3 +113,10 @@ func (h *hub) len() int {
 	defer h.mu.RUnlock()
 	return len(h.conns)
 }
+
+// counts is how many connections, sessions and users are here.
+func (h *hub) counts() (conns, sessions, users int) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return len(h.conns), len(h.sessions), len(h.users)
+}

@@ -111,6 +111,10 @@ type metrics struct {
 	limited     *prometheus.CounterVec // label: what (send, request)
 	marksLost   prometheus.Counter
 	heads       prometheus.Counter
+	refreshed   *prometheus.CounterVec // label: result
+	routesAway  prometheus.Gauge
+	routeLosses prometheus.Counter
+	unclaimed   prometheus.Gauge
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	submitSends  prometheus.Histogram
@@ -140,6 +144,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		limited:      vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
 		marksLost:    counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
 		heads:        counter("heads_total", "Head hints after the comparison with state."),
+		refreshed:    vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
+		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
+		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
+		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
@@ -155,7 +163,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			m.out[k] = frames.WithLabelValues("out", kindNames[k])
 		}
 	}
+	for _, r := range []string{"kept", "restored", "superseded", "replaced", "failed"} {
+		m.refreshed.WithLabelValues(r)
+	}
 	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.staleLeaders, m.submitSends, m.send, m.deliver)
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -160,6 +160,11 @@ func TestEverythingIsGivenBack(t *testing.T) {
 			return err
 		}},
 	}
+	// With the first session, everything that the gateway runs is up.
+	if err := kinds[0].once(0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no connection is left", func() bool { return w.g.hub.len() == 0 })
 	http.DefaultClient.CloseIdleConnections()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	for _, k := range kinds {

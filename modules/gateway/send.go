@@ -109,6 +109,7 @@ var contentTexts = map[string]string{
 func (s *session) answerLocked(now time.Time, e *run.Effects) {
 	for _, a := range e.Answers {
 		s.g.m.send.Observe(now.Sub(a.Send.Arrived).Seconds())
+		s.answered(now, a)
 		if a.Ack.Status == clientv1.Ack_ACK_OK {
 			s.seen.Knows(a.Ack.ConversationId, a.Ack.Seq)
 		}

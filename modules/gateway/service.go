@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -35,11 +37,15 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	for _, d := range req.Deliveries {
 		f := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
+		here := found[:0]
 		for _, x := range found {
 			if !x.deliver(f) {
 				res.NotHere = append(res.NotHere, string(x.id))
+				continue
 			}
+			here = append(here, x)
 		}
+		s.g.arrived(f, here)
 	}
 	return res, nil
 }
@@ -53,6 +59,7 @@ func (s service) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 	if protocol.CloseCode(reason) == 0 {
 		reason = "kicked"
 	}
+	s.g.ended.note(im.UserID(req.UserId), im.LoginID(req.LoginId), reason, time.Now())
 	var found []*session
 	if len(req.SessionIds) > 0 {
 		found, _ = s.g.hub.find(req.SessionIds, nil, nil)
@@ -66,6 +73,29 @@ func (s service) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 		}
 		if x.end(reason, endTexts[reason], 0) {
 			res.Ended++
+		}
+	}
+	return res, nil
+}
+
+// Probe asks the devices of sessions for a sign of life.
+func (s service) Probe(ctx context.Context, req *v1.ProbeRequest) (*v1.ProbeResponse, error) {
+	if len(req.SessionIds) > maxProbes {
+		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "gateway.Probe", "at most %d sessions are probed at once", maxProbes)
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	found, _ := s.g.hub.find(req.SessionIds, nil, nil)
+	alive := make([]bool, len(found))
+	var wg sync.WaitGroup
+	for i, x := range found {
+		wg.Go(func() { alive[i] = x.probe(ctx) })
+	}
+	wg.Wait()
+	res := &v1.ProbeResponse{}
+	for i, x := range found {
+		if alive[i] {
+			res.Alive = append(res.Alive, string(x.id))
 		}
 	}
 	return res, nil

@@ -76,6 +76,7 @@ type session struct {
 	device    im.DeviceID
 	class     im.Class
 	dataEpoch string
+	issued    int64 // when its token was, in milliseconds since 1970; 0 = not told
 
 	stalled atomic.Bool // the reader waits for answers to leave
 
@@ -83,8 +84,7 @@ type session struct {
 	phase    phase
 	helloBy  time.Time
 	expires  time.Time
-	route    uint64 // route epoch of the claim
-	claimed  bool
+	place    place
 	early    []*shared // deliveries before the welcome
 	runs     run.Queue
 	requests int // without an answer, other than sends
@@ -452,24 +452,4 @@ func (s *session) linger() {
 	}
 	_ = c.SetReadDeadline(time.Now().Add(closeWait))
 	_, _ = io.Copy(io.Discard, c)
-}
-
-// release gives the route back.
-func (s *session) release() {
-	s.mu.Lock()
-	claimed, epoch := s.claimed, s.route
-	s.claimed = false
-	s.mu.Unlock()
-	if !claimed {
-		return
-	}
-	routes, err := s.g.Routes()
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), routeTimeout)
-		defer cancel()
-		_, err = routes.Release(ctx, s.user, s.id, epoch)
-	}
-	if err != nil {
-		s.g.Log.Warn("a route was not released; it goes with its node", obs.Session(s.id), obs.Err(err))
-	}
 }

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"slices"
 	"time"
 
 	"github.com/imdhq/imd/pkg/delivery"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rate"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
@@ -30,6 +32,10 @@ var (
 	loginSameClass = settings.Bool("gateway.login.same_class", defaults.Login.SameClass,
 		"Under kick_old and reject_new only logins of the same device class count.")
 
+	loginTotal = settings.Int("gateway.login.total", defaults.Login.Total, 0, 1000,
+		"Logins of all classes together that a user may have; the oldest beyond it ends, or under reject_new the new one is refused. 0 = no bound.", settings.Unit("logins"))
+	classModes, classMultis = byClass()
+
 	rateFactor = settings.Float("rate.factor", 1, 0.01, 10,
 		"Scales the rates and bursts of frames and sends: those of connections, users and conversations.")
 
@@ -43,13 +49,60 @@ var (
 	addressBurst      = burst("address", defaults.Limits.AddressBurst, "Connections from one address at once.", "connections")
 
 	declared = settings.Schema{
-		Keys: []settings.Declared{
-			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, rateFactor,
+		Keys: append(classKeys(), []settings.Declared{
+			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, rateFactor,
 			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
-		},
+		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
 	}
 )
+
+// inherit is the mode of a class that has none of its own.
+const inherit = "inherit"
+
+// byClass are the settings of single device classes.
+func byClass() (modes map[im.Class]settings.Setting[string], multis map[im.Class]settings.Setting[int]) {
+	modes, multis = map[im.Class]settings.Setting[string]{}, map[im.Class]settings.Setting[int]{}
+	for _, c := range im.Classes() {
+		modes[c] = settings.Word("gateway.login."+string(c)+".mode", inherit, []string{inherit, "multi", "kick_old", "reject_new"},
+			"The same as gateway.login.mode for new logins of the class "+string(c)+", which then count among themselves only; inherit = what holds for all.")
+		multis[c] = settings.Int("gateway.login."+string(c)+".multi", 0, 0, 1000,
+			"The same as gateway.login.multi for the class "+string(c)+"; 0 = what holds for all.", settings.Unit("logins"))
+	}
+	return modes, multis
+}
+
+func classKeys() []settings.Declared {
+	var out []settings.Declared
+	for _, c := range im.Classes() {
+		out = append(out, classModes[c], classMultis[c])
+	}
+	return out
+}
+
+// loginPolicies are what a new login of each class means, in the order of
+// im.Classes.
+type loginPolicies [5]store.Policy
+
+func (l loginPolicies) of(c im.Class) store.Policy { return l[slices.Index(im.Classes(), c)] }
+
+func policies(cfg Config, now *settings.Snapshot) (out loginPolicies) {
+	for i, c := range im.Classes() {
+		p := store.Policy{
+			Mode:  policyModes[loginMode.Or(now, cfg.Login.Mode)],
+			Multi: loginMulti.Or(now, cfg.Login.Multi), SameClass: loginSameClass.Or(now, cfg.Login.SameClass),
+			Total: loginTotal.Or(now, cfg.Login.Total),
+		}
+		if mode := classModes[c].In(now); mode != inherit {
+			p.Mode, p.SameClass = policyModes[mode], true
+		}
+		if n := classMultis[c].In(now); n > 0 {
+			p.Multi = n
+		}
+		out[i] = p
+	}
+	return out
+}
 
 func perSecond(what string, def float64, sentence, unit string) settings.Setting[float64] {
 	return settings.Float("gateway.limits."+what+"_rate", def, 0.001, 1e9, sentence, settings.Unit(unit))
@@ -64,7 +117,7 @@ type tuning struct {
 	pingInterval, pongTimeout time.Duration
 	redeliverAfter            time.Duration
 	redeliverCount            int
-	login                     store.Policy
+	login                     loginPolicies
 	rates                     rates
 }
 
@@ -81,10 +134,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 	return tuning{
 		pingInterval: pingInterval.Or(now, cfg.PingInterval), pongTimeout: pongTimeout.Or(now, cfg.PongTimeout),
 		redeliverAfter: redeliverAfter.Or(now, cfg.RedeliverAfter), redeliverCount: redeliverCount.In(now),
-		login: store.Policy{
-			Mode:  policyModes[loginMode.Or(now, cfg.Login.Mode)],
-			Multi: loginMulti.Or(now, cfg.Login.Multi), SameClass: loginSameClass.Or(now, cfg.Login.SameClass),
-		},
+		login: policies(cfg, now),
 		rates: rates{
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),

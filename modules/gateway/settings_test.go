@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"github.com/imdhq/imd/pkg/im"
 	"testing"
 	"time"
 
@@ -80,7 +81,7 @@ func TestDeclarationsAgreeWithTheConfiguration(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.PingInterval, cfg.Login.Mode, cfg.Limits.UserRate = 40*time.Second, "kick_old", 7
 	got := tune(cfg, h.Current())
-	if got.pingInterval != 40*time.Second || got.login.Mode != policyModes["kick_old"] || got.rates.user.PerSecond != 7 {
+	if got.pingInterval != 40*time.Second || got.login.of(im.Phone).Mode != policyModes["kick_old"] || got.rates.user.PerSecond != 7 {
 		t.Errorf("%+v", got)
 	}
 	h.put("gateway.ping_interval", "30s", "gateway.limits.user_rate", "100", "rate.factor", "0.5")

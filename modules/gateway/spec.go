@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
@@ -39,18 +40,19 @@ func build(env *module.Env) (module.Module, error) {
 		return nil, err
 	}
 	g, err := New(cfg, Deps{
-		Node: env.Node, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), StateHome: env.Peers.StateHome, Directory: env.Peers.Directory(),
+		Node: env.Node, Boot: env.BootID, Log: env.Log, Reg: env.Reg, State: env.Peers.State(), StateHome: env.Peers.StateHome, Directory: env.Peers.Directory(),
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
 		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
-		Leaders: env.Control.Leaders,
+		Leaders: env.Control.Leaders, View: env.Control.View, Trace: env.Trace,
 	})
 	if err != nil {
 		return nil, err
 	}
 	public, err := api.New(api.Deps{
 		State: env.Peers.State(), Directory: env.Peers.Directory(), Verifier: v,
-		Keys: func() []auth.Key { return keysOf(env.Keys) }, Limiter: g.Limits(), AllowOrigin: g.AllowOrigin,
+		Routes: func() (api.Routes, error) { return env.Store.Routes() },
+		Keys:   func() []auth.Key { return keysOf(env.Keys) }, Limiter: g.Limits(), AllowOrigin: g.AllowOrigin,
 		Log: env.Log, Reg: env.Reg,
 	})
 	if err != nil {
@@ -59,6 +61,7 @@ func build(env *module.Env) (module.Module, error) {
 	public.Mount(env.MountPublic)
 	env.Peers.ServeGateway(service{g})
 	env.Ready.Add("gateway", g.ready)
+	env.MountOps("GET /statusz/gateway", status.Handler(g.page))
 	limits := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg)})
 	adminv1connect.RegisterLimitServiceHandler(limits.Connect(), limitService{g.limits, env.Log})
 	limits.Mount(env.MountOps, func(h http.Handler) http.Handler { return admin.Auth(env.Keys.AdminKey(), h) })

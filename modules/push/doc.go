@@ -22,7 +22,8 @@
 // Full queue: Fanout answers busy and state keeps the item for a while. State or
 // the route store away: three tries, then the item is dropped and counted. A
 // gateway away: two tries, then its deliveries are dropped and counted; other
-// gateways do not wait for it.
+// gateways do not wait for it. The node drains: it takes items for another
+// second, until the others know, then refuses them, and hands over what it has.
 //
 // # Metrics
 //

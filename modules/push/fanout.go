@@ -2,6 +2,7 @@ package push
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -10,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -28,7 +30,9 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 	for _, it := range items {
 		frame, seq, kind := frameOf(it)
 		p.m.items.WithLabelValues(kind).Inc()
+		began := time.Now()
 		found, cause, err := p.sessions(ctx, it, seq)
+		p.fanned(it, began, len(found), err)
 		if err != nil {
 			if ctx.Err() != nil {
 				cause = "stopped"
@@ -50,23 +54,37 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 	}
 }
 
+// fanned remembers that the sessions of an entry were looked for.
+func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err error) {
+	e := it.GetEntry()
+	if e == nil || p.Trace == nil {
+		return
+	}
+	now := time.Now()
+
+	p.Trace.Add(trace.Record{Stage: trace.Fanned, Message: im.MessageID(e.MessageId), Conv: trace.Conv(it.ConversationId), Seq: e.Seq, At: now, Took: now.Sub(began),
+		Count: int32(sessions), Failed: err != nil})
+}
+
 // hand gives each gateway its part of the sessions.
 func (p *Push) hand(ctx context.Context, it *v1.FanoutItem, frame []byte, seq int64, found []store.Route) {
-	byNode := map[im.NodeID][]string{}
+	byNode := map[im.NodeID][]store.Route{}
 	for _, r := range found {
 		if string(r.Session) != it.ExcludeSession {
-			byNode[r.Node] = append(byNode[r.Node], string(r.Session))
+			byNode[r.Node] = append(byNode[r.Node], r)
 		}
 	}
-	for node, sessions := range byNode {
-		p.m.deliveries.Add(float64(len(sessions)))
-		for len(sessions) > 0 {
-			n := min(len(sessions), chunk)
-			p.senders.add(ctx, node, &v1.Delivery{
-				ConversationId: it.ConversationId, Seq: seq, Frame: frame, SessionIds: sessions[:n:n],
+	for node, routes := range byNode {
+		p.m.deliveries.Add(float64(len(routes)))
+		for part := range slices.Chunk(routes, chunk) {
+			ids := make([]string, len(part))
+			for i, r := range part {
+				ids[i] = string(r.Session)
+			}
+			p.senders.add(ctx, node, parcel{&v1.Delivery{
+				ConversationId: it.ConversationId, Seq: seq, Frame: frame, SessionIds: ids,
 				Acked: it.GetEntry() != nil, CommitNs: it.CommitNs,
-			})
-			sessions = sessions[n:]
+			}, part})
 		}
 	}
 }
@@ -120,7 +138,7 @@ func (p *Push) lookup(ctx context.Context, it *v1.FanoutItem, seq int64) ([]stor
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	found, err := r.Lookup(ctx, users)
+	found, err := r.Recent(ctx, users)
 	return found, "routes", err
 }
 

@@ -3,16 +3,23 @@ package push
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
+
+// drainNews is how long a draining node goes on taking items, until the others
+// know that it leaves.
+const drainNews = time.Second
 
 type nodeID = im.NodeID
 
@@ -28,11 +35,17 @@ type gatewayClient interface {
 
 // routes is what push asks of the route store.
 type routes interface {
-	Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Recent(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
 }
 
 // Deps is what the push role works with.
 type Deps struct {
+	Node im.NodeID
+	// View is the latest copy of the cluster; nil = this process is all of it.
+	View func() *control.View
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace   *trace.Log
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	State   stateClient
@@ -48,6 +61,7 @@ type Push struct {
 	members *memberCache
 	queue   *queue
 	senders *senders
+	leaving atomic.Bool // other push nodes take over; calls go to them
 }
 
 // New makes the role; nothing runs yet.
@@ -85,8 +99,17 @@ func (p *Push) Run(ctx context.Context) error {
 	return nil
 }
 
-// Drain waits until everything queued has left, or ctx is done.
+// Drain goes on for a moment if there are other push nodes that take over, then
+// refuses what still comes, so that the caller gives it to them, and waits until
+// everything queued has left, or ctx is done.
 func (p *Push) Drain(ctx context.Context) error {
+	if p.others() {
+		select {
+		case <-time.After(drainNews):
+		case <-ctx.Done():
+		}
+		p.leaving.Store(p.others())
+	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for p.queue.len() > 0 || p.senders.pending() > 0 {
@@ -99,11 +122,18 @@ func (p *Push) Drain(ctx context.Context) error {
 	return nil
 }
 
+// others reports whether there are push nodes that may take over.
+func (p *Push) others() bool { return p.View != nil && p.View().Others("push", p.Node) }
+
 // Close has nothing to free.
 func (p *Push) Close() error { return nil }
 
-// Fanout queues the items. Errors: busy if they do not fit; then none is queued.
+// Fanout queues the items. Errors: busy if they do not fit, unavailable if this
+// node is leaving; then none is queued.
 func (p *Push) Fanout(_ context.Context, r *v1.FanoutRequest) (*v1.FanoutResponse, error) {
+	if p.leaving.Load() {
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "push.Fanout", "this node is leaving; another one has its conversations")
+	}
 	if !p.queue.put(r.Items) {
 		return nil, im.Errorf(clientv1.Reason_REASON_BUSY, "push.Fanout", "the fan-out queue is full")
 	}

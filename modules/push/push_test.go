@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -31,7 +32,8 @@ type world struct {
 	got     map[im.NodeID][]*v1.Delivery
 	calls   int
 	hang    map[im.NodeID]chan struct{}
-	failing int // Members calls that still fail
+	failing int             // Members calls that still fail
+	gone    map[string]bool // sessions that their gateway does not have
 }
 
 func (w *world) Members(_ context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
@@ -50,13 +52,21 @@ func (w *world) Members(_ context.Context, r *v1.MembersRequest) (*v1.MembersRes
 	return page, nil
 }
 
-func (w *world) Lookup(_ context.Context, users []im.UserID) (out []store.Route, _ error) {
+func (w *world) Recent(_ context.Context, users []im.UserID) (out []store.Route, _ error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, u := range users {
 		out = append(out, w.routes[u]...)
 	}
 	return out, nil
+}
+
+func (w *world) Release(_ context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := len(w.routes[user])
+	w.routes[user] = slices.DeleteFunc(w.routes[user], func(r store.Route) bool { return r.Session == session && r.Epoch == epoch })
+	return len(w.routes[user]) < before, nil
 }
 
 type gate struct {
@@ -72,7 +82,15 @@ func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverRespo
 	defer g.w.mu.Unlock()
 	g.w.calls++
 	g.w.got[g.node] = append(g.w.got[g.node], r.Deliveries...)
-	return &v1.DeliverResponse{}, nil
+	res := &v1.DeliverResponse{}
+	for _, d := range r.Deliveries {
+		for _, id := range d.SessionIds {
+			if g.w.gone[id] {
+				res.NotHere = append(res.NotHere, id)
+			}
+		}
+	}
+	return res, nil
 }
 
 func newWorld() *world {
@@ -294,4 +312,53 @@ func TestAFullQueueIsAnswered(t *testing.T) {
 	if im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
 		t.Errorf("got %v, want busy", err)
 	}
+}
+
+// A node that drains beside another one takes what comes until the news of it
+// has travelled, then refuses it, and nothing that it took is lost.
+func TestADrainingNodeLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "ann")
+		w.online("ann", "g1", "s1")
+		view := &control.View{Nodes: []control.Node{
+			{ID: "p1", Roles: []string{"push"}, State: control.Serving}, {ID: "p2", Roles: []string{"push"}, State: control.Serving}}}
+		p := New(DefaultConfig(), Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), State: w,
+			Node: "p1", View: func() *control.View { return view },
+			Gateway: func(n nodeID) gatewayClient { return gate{w, n} },
+			Routes:  func() (routes, error) { return w, nil }})
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = p.Run(ctx) })
+		drained := make(chan struct{})
+		go func() { defer close(drained); _ = p.Drain(ctx) }()
+		time.Sleep(drainNews / 2)
+		put(t, p, entry("g_1", 1))
+		time.Sleep(drainNews)
+		if _, err := p.Fanout(ctx, &v1.FanoutRequest{Items: []*v1.FanoutItem{entry("g_1", 2)}}); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("after the news have travelled: %v", err)
+		}
+		<-drained
+		cancel()
+		wg.Wait()
+		if got := len(w.got["g1"]); got != 1 {
+			t.Errorf("%d deliveries; want the 1 that was taken", got)
+		}
+	})
+}
+
+// A route to a session that its gateway does not have is removed, and no other.
+func TestStaleRoutesAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 1, "a", "b")
+		w.online("a", "n1", "s1")
+		w.online("a", "n1", "s2")
+		w.online("b", "n1", "s3")
+		w.gone = map[string]bool{"s2": true}
+		w.run(t, DefaultConfig(), func(p *Push) { put(t, p, entry("g_1", 1)) })
+		if len(w.routes["a"]) != 1 || w.routes["a"][0].Session != "s1" || len(w.routes["b"]) != 1 {
+			t.Errorf("routes left: %v", w.routes)
+		}
+	})
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
@@ -46,8 +48,14 @@ type outletKey struct {
 // outlet is what waits for one (shard, gateway).
 type outlet struct {
 	key     outletKey
-	waiting []*v1.Delivery
+	waiting []parcel
 	busy    bool // a goroutine sends for it
+}
+
+// parcel is a delivery and the routes that it goes to.
+type parcel struct {
+	*v1.Delivery
+	routes []store.Route
 }
 
 func newSenders(d Deps, m *metrics) *senders {
@@ -56,7 +64,7 @@ func newSenders(d Deps, m *metrics) *senders {
 
 // add queues one delivery behind those of its conversation. After ctx has ended
 // it drops it.
-func (s *senders) add(ctx context.Context, node im.NodeID, d *v1.Delivery) {
+func (s *senders) add(ctx context.Context, node im.NodeID, d parcel) {
 	s.mu.Lock()
 	k := outletKey{node, xxhash.Sum64String(d.ConversationId) % shards}
 	o := s.outlets[k]
@@ -125,8 +133,23 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 	}
 }
 
+// delivered remembers that entries were given to a gateway.
+func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, err error) {
+	if s.d.Trace == nil {
+		return
+	}
+	now, records := time.Now(), make([]trace.Record, 0, len(ds))
+	for _, d := range ds {
+		if d.Acked {
+			records = append(records, trace.Record{Stage: trace.Delivered, Conv: trace.Conv(d.ConversationId), Seq: d.Seq, At: now, Took: now.Sub(began),
+				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+		}
+	}
+	s.d.Trace.Add(records...)
+}
+
 // callSize is how many of the waiting deliveries go into one call.
-func callSize(waiting []*v1.Delivery) int {
+func callSize(waiting []parcel) int {
 	n, bytes := 0, 0
 	for n < len(waiting) && n < maxCall {
 		d := waiting[n]
@@ -139,8 +162,11 @@ func callSize(waiting []*v1.Delivery) int {
 	return n
 }
 
-func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery) {
-	req := &v1.DeliverRequest{Deliveries: ds}
+func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
+	req, began := &v1.DeliverRequest{Deliveries: make([]*v1.Delivery, len(ds))}, time.Now()
+	for i, d := range ds {
+		req.Deliveries[i] = d.Delivery
+	}
 	res, err := s.d.Gateway(node).Deliver(ctx, req)
 	if err != nil && im.Retryable(err) && ctx.Err() == nil {
 		select {
@@ -149,11 +175,42 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []*v1.Delivery
 			res, err = s.d.Gateway(node).Deliver(ctx, req)
 		}
 	}
+	s.delivered(node, req.Deliveries, began, err)
 	if err != nil {
 		s.m.dropped.WithLabelValues("gateway").Add(float64(len(ds)))
 		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",
 			obs.Peer(string(node)), obs.Err(err))
 		return
 	}
-	s.m.notHere.Add(float64(len(res.NotHere)))
+	if len(res.NotHere) > 0 {
+		s.m.notHere.Add(float64(len(res.NotHere)))
+		s.repair(ctx, ds, res.NotHere)
+	}
+}
+
+// repair removes the routes to sessions that their gateway does not have. A
+// gateway has a session before it claims, so what it does not have has ended.
+func (s *senders) repair(ctx context.Context, ds []parcel, ids []string) {
+	gone := make(map[im.SessionID]bool, len(ids))
+	for _, id := range ids {
+		gone[im.SessionID(id)] = true
+	}
+	routes, err := s.d.Routes()
+	if err != nil {
+		return // whatever comes next finds them again
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, d := range ds {
+		for _, r := range d.routes {
+			if !gone[r.Session] {
+				continue
+			}
+			delete(gone, r.Session)
+			if _, err := routes.Release(ctx, r.User, r.Session, r.Epoch); err != nil {
+				s.d.Log.Warn("a stale route was not removed; it ends by itself", obs.Session(r.Session), obs.Err(err))
+				return
+			}
+		}
+	}
 }

@@ -7,14 +7,14 @@ import (
 )
 
 func TestCallsAreBounded(t *testing.T) {
-	frames := func(n, size int) (out []*v1.Delivery) {
+	frames := func(n, size int) (out []parcel) {
 		for range n {
-			out = append(out, &v1.Delivery{Frame: make([]byte, size), SessionIds: []string{"s"}})
+			out = append(out, parcel{Delivery: &v1.Delivery{Frame: make([]byte, size), SessionIds: []string{"s"}}})
 		}
 		return out
 	}
 	for name, tt := range map[string]struct {
-		waiting []*v1.Delivery
+		waiting []parcel
 		want    int
 	}{
 		"none": {nil, 0}, "few": {frames(3, 100), 3}, "many": {frames(1000, 100), maxCall},

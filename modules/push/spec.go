@@ -20,7 +20,7 @@ func Spec() module.Spec {
 				return nil, err
 			}
 			p := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, State: env.Peers.State(),
+				Node: env.Node, View: env.Control.View, Trace: env.Trace, Log: env.Log, Reg: env.Reg, State: env.Peers.State(),
 				Gateway: func(n nodeID) gatewayClient { return env.Peers.Gateway(n) },
 				Routes:  func() (routes, error) { return env.Store.Routes() },
 			})

@@ -5,6 +5,8 @@
 //
 // The nodes with this role elect one of them. A minute after it was elected, and
 // every hour from then on, it removes revocations that no token can need any more.
+// It looks every 2 seconds for gateways that ended without giving their routes
+// back, and removes those.
 //
 // # Invariants
 //
@@ -24,6 +26,6 @@
 // # Metrics
 //
 // imd_scheduler_runs_total{job,result} (ok, failed, fenced),
-// imd_scheduler_expired_total; imd_election_*{election="scheduler"} of the control
+// imd_scheduler_expired_total, imd_scheduler_routes_swept_total; imd_election_*{election="scheduler"} of the control
 // plane.
 package scheduler

@@ -45,6 +45,8 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Elector func() elector // asked once, in Run; nil = there is none yet
 	Store   func() (messages, error)
+	Routes  func() (store.Sweeper, error)
+	View    func() *control.View
 }
 
 // Scheduler is the scheduler role of one node.
@@ -52,6 +54,7 @@ type Scheduler struct {
 	Deps
 	runs    *prometheus.CounterVec
 	expired prometheus.Counter
+	swept   prometheus.Counter
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -73,7 +76,9 @@ func Spec() module.Spec {
 					}
 					return nil
 				},
-				Store: func() (messages, error) { return env.Store.Messages() },
+				Store:  func() (messages, error) { return env.Store.Messages() },
+				Routes: func() (store.Sweeper, error) { return env.Store.Routes() },
+				View:   env.Control.View,
 			}), nil
 		},
 	}
@@ -87,7 +92,9 @@ func New(d Deps) *Scheduler {
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
 			Help: "Revocations removed because no token can need them any more."}),
 	}
-	d.Reg.MustRegister(s.runs, s.expired)
+	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
+		Help: "Routes removed that gateways left behind which ended without a word."})
+	d.Reg.MustRegister(s.runs, s.expired, s.swept)
 	return s
 }
 
@@ -130,6 +137,9 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 	next := time.NewTimer(first)
 	defer next.Stop()
+	look := time.NewTicker(sweepEvery)
+	defer look.Stop()
+	dead := absence{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -139,6 +149,10 @@ func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 				return err
 			}
 			next.Reset(every)
+		case now := <-look.C:
+			if err := s.sweep(ctx, t, dead, now); errors.Is(err, store.ErrFenced) {
+				return err
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,6 +28,43 @@ type counting struct {
 	mu    sync.Mutex
 	calls []store.Proof
 	err   error
+	leads int64 // the token of the fence
+	homes []store.Home
+	swept []store.Home
+	view  control.View
+}
+
+func (c *counting) Fence(context.Context, string) (store.Fence, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return store.Fence{Name: Election, Token: c.leads, Holder: "n/b"}, nil
+}
+
+func (c *counting) Homes(context.Context) ([]store.Home, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.homes), nil
+}
+
+func (c *counting) Sweep(_ context.Context, h store.Home) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.swept = append(c.swept, h)
+	c.homes = slices.DeleteFunc(c.homes, func(x store.Home) bool { return x == h })
+	return 7, nil
+}
+
+func (c *counting) set(f func(*counting)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(c)
+}
+
+func (c *counting) now() *control.View {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v := c.view
+	return &v
 }
 
 func (c *counting) Expire(_ context.Context, p store.Proof, _ time.Time) (int, error) {
@@ -71,7 +109,8 @@ func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &sole{}
 		s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() elector { return e },
-			Store: func() (messages, error) { return c, nil }})
+			Store:  func() (messages, error) { return c, nil },
+			Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()
@@ -120,6 +159,41 @@ func TestAFencedLeaderStandsDown(t *testing.T) {
 		}
 		if got := testutil.ToFloat64(s.runs.WithLabelValues("expire", "fenced")); got != 1 {
 			t.Errorf("%v fenced rounds counted", got)
+		}
+	})
+}
+
+// The routes of a gateway that left the cluster, or that came back as another
+// process, go within seconds; those of living ones, and all while the view may be
+// old, stay.
+func TestTheLeaderSweepsWhatDeadGatewaysLeft(t *testing.T) {
+	alive, dead, former := store.Home{Node: "n1", Boot: "b1"}, store.Home{Node: "n2", Boot: "b2"}, store.Home{Node: "n1", Boot: "b0"}
+	c := &counting{leads: 1, homes: []store.Home{alive, dead, former}}
+	nodes := []control.Node{{ID: "n1", BootID: "b1"}, {ID: "n3", BootID: "b3"}}
+	running(t, c, func(s *Scheduler, e *sole) {
+		check := func(what string, want ...store.Home) {
+			t.Helper()
+			time.Sleep(sweepAfter + 2*sweepEvery)
+			synctest.Wait()
+			c.set(func(c *counting) {
+				if !slices.Equal(c.swept, want) {
+					t.Errorf("%s: swept %v, want %v", what, c.swept, want)
+				}
+			})
+		}
+		check("no view yet")
+		c.set(func(c *counting) { c.view = control.View{Revision: 5, Nodes: nodes, Stale: true} })
+		check("an old view")
+		c.set(func(c *counting) { c.view.Stale = false })
+		check("a good view", dead, former)
+		if got := testutil.ToFloat64(s.swept); got != 14 {
+			t.Errorf("%v routes counted", got)
+		}
+		c.set(func(c *counting) { c.leads, c.homes = 9, append(c.homes, dead) })
+		time.Sleep(sweepAfter + 2*sweepEvery)
+		synctest.Wait()
+		if e.terms != 2 || len(c.swept) != 2 {
+			t.Errorf("a leader that was followed swept %v and had %d terms", c.swept, e.terms)
 		}
 	})
 }

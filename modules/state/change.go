@@ -50,9 +50,12 @@ func (s *State) Change(ctx context.Context, req *v1.ChangeRequest) (*v1.ChangeRe
 
 // number gives a change the ids it may need.
 func (c *core) number(change *store.Change) error {
-	id, err := c.ids.Next()
-	if err == nil && change.Create != nil {
-		change.Conversation = im.ConversationID("g_" + id.String())
+	var err error
+	if change.Create != nil {
+		change.Conversation, err = c.groupID()
+	}
+	var id im.MessageID
+	if err == nil {
 		id, err = c.ids.Next()
 	}
 	if err != nil {

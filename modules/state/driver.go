@@ -84,6 +84,13 @@ func (d *driver) idle() bool {
 	return d.lane.Idle()
 }
 
+// report tells what the lane holds.
+func (d *driver) report() lane.Report {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lane.Report()
+}
+
 // run makes the calls to the store until ctx is done; then it answers everyone
 // who still waits.
 func (d *driver) run(ctx context.Context) {

@@ -2,6 +2,8 @@ package state
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -54,6 +57,7 @@ type fanoutItem struct {
 type fanout struct {
 	push pushClient
 	home func(conv string) im.NodeID
+	kept *trace.Log // remembers what was handed on; nil = nothing does
 	log  *zap.Logger
 	m    *metrics
 	wake chan struct{} // capacity 1: some pile may have something and nobody at work
@@ -168,7 +172,7 @@ func (f *fanout) empty(ctx context.Context, p *fanoutPile) {
 		if err := failpoint.Error(failpoint.BeforeFanout); err != nil {
 			f.drop(items, 0, err)
 		} else {
-			f.send(ctx, items)
+			f.send(ctx, p.node, items)
 		}
 		f.sent(items)
 		if ctx.Err() != nil {
@@ -182,6 +186,18 @@ func (f *fanout) idle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.at) == 0
+}
+
+// report tells what waits, and for which nodes.
+func (f *fanout) report() (items, bytes int, piles []PileStatus) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	piles = []PileStatus{}
+	for _, p := range f.piles {
+		piles = append(piles, PileStatus{string(p.node), len(p.queue), p.busy})
+	}
+	slices.SortFunc(piles, func(a, b PileStatus) int { return strings.Compare(a.Node, b.Node) })
+	return f.items, f.bytes, piles
 }
 
 // take takes the items of the next call off a pile. An empty one is given up.
@@ -222,7 +238,8 @@ func (f *fanout) sent(items []fanoutItem) {
 }
 
 // send makes one call, with two more tries.
-func (f *fanout) send(ctx context.Context, items []fanoutItem) {
+func (f *fanout) send(ctx context.Context, node im.NodeID, items []fanoutItem) {
+	began := time.Now()
 	req := &v1.FanoutRequest{Items: make([]*v1.FanoutItem, len(items))}
 	for i, it := range items {
 		if it.entry != nil {
@@ -234,13 +251,30 @@ func (f *fanout) send(ctx context.Context, items []fanoutItem) {
 		err := f.call(ctx, req)
 		if err == nil {
 			f.m.fanoutItems.Add(float64(len(items)))
+			f.handed(node, items, began, false)
 			return
 		}
 		if try == len(fanoutPauses) || !im.Retryable(err) || !pause(ctx, fanoutPauses[try]) {
 			f.drop(items, try+1, err)
+			f.handed(node, items, began, true)
 			return
 		}
 	}
+}
+
+// handed remembers that entries were given to push, or not.
+func (f *fanout) handed(node im.NodeID, items []fanoutItem, began time.Time, failed bool) {
+	if f.kept == nil {
+		return
+	}
+	now, records := time.Now(), make([]trace.Record, 0, len(items))
+	for _, it := range items {
+		if it.entry != nil {
+			records = append(records, trace.Record{Stage: trace.HandedOn, Message: it.entry.MessageID, Conv: trace.Conv(it.item.ConversationId), Seq: int64(it.entry.Seq),
+				At: now, Took: now.Sub(began), Note: string(node), Failed: failed})
+		}
+	}
+	f.kept.Add(records...)
 }
 
 // drop counts items that are not handed over.
@@ -267,6 +301,7 @@ const (
 // lanes' after: called in the order of the commits of each conversation.
 func (c *core) committed(epoch string, done []lane.Committed) {
 	now := time.Now()
+	c.remember(now, done)
 	items := make([]fanoutItem, 0, len(done))
 	for _, d := range done {
 		switch {
@@ -285,6 +320,26 @@ func (c *core) committed(epoch string, done []lane.Committed) {
 	}
 	c.fanout.add(items...)
 	c.repeats.confirmed(epoch, done)
+}
+
+// remember keeps when sends were stored, or found to be.
+func (c *core) remember(now time.Time, done []lane.Committed) {
+	if c.Trace == nil {
+		return
+	}
+	records := make([]trace.Record, 0, len(done))
+	for _, d := range done {
+		if d.Send == nil {
+			continue
+		}
+		r := trace.Record{Stage: trace.Committed, Message: d.Result.MessageID, Conv: trace.Conv(string(d.Send.Row.Conversation)), Seq: int64(d.Result.Seq),
+			At: now, Took: now.Sub(d.Arrived)}
+		if !d.Own {
+			r.Stage = trace.Repeated
+		}
+		records = append(records, r)
+	}
+	c.Trace.Add(records...)
 }
 
 // hintDue reports whether a repeated send should make others look.

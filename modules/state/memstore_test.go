@@ -215,25 +215,31 @@ func (m *memStore) History(_ context.Context, q store.HistoryQuery) (p store.His
 		if c == nil {
 			return im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "mem", "")
 		}
-		before := q.Before
-		if before == 0 || int(before) > len(c.log)+1 {
-			before = im.Seq(len(c.log) + 1)
-		}
-		p.CompleteFrom, p.CompleteTo, p.End = q.After+1, before-1, true
-		if n := before - q.After - 1; int(n) > q.Limit {
-			p.End = false
-			if q.Backward {
-				p.CompleteFrom = before - im.Seq(q.Limit)
-			} else {
-				p.CompleteTo = q.After + im.Seq(q.Limit)
-			}
-		}
-		for s := p.CompleteFrom; s <= p.CompleteTo; s++ {
-			p.Entries = append(p.Entries, c.log[s-1])
-		}
+		p = c.page(q)
 		return nil
 	})
 	return p, err
+}
+
+// page is what a history query brings.
+func (c *memConv) page(q store.HistoryQuery) (p store.HistoryPage) {
+	before := q.Before
+	if before == 0 || int(before) > len(c.log)+1 {
+		before = im.Seq(len(c.log) + 1)
+	}
+	p.CompleteFrom, p.CompleteTo, p.End = q.After+1, before-1, true
+	if n := before - q.After - 1; int(n) > q.Limit {
+		p.End = false
+		if q.Backward {
+			p.CompleteFrom = before - im.Seq(q.Limit)
+		} else {
+			p.CompleteTo = q.After + im.Seq(q.Limit)
+		}
+	}
+	for s := p.CompleteFrom; s <= p.CompleteTo; s++ {
+		p.Entries = append(p.Entries, c.log[s-1])
+	}
+	return p
 }
 
 func (m *memStore) Sync(_ context.Context, q store.SyncQuery) (p store.SyncPage, err error) {
@@ -254,6 +260,11 @@ func (m *memStore) Sync(_ context.Context, q store.SyncQuery) (p store.SyncPage,
 		})
 		for i, s := range p.States {
 			p.TokenAfter = append(p.TokenAfter, fmt.Sprint(m.convs[s.Conversation].changed))
+			if q.Entries > 0 {
+				have, known := q.Cursors[s.Conversation]
+				page := m.convs[s.Conversation].page(store.HistoryQuery{After: have, Limit: q.Entries, Backward: !known})
+				p.States[i].Page = &page
+			}
 			for u, mem := range m.convs[s.Conversation].members {
 				if s.Kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT && u != q.User {
 					peer := *mem

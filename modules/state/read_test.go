@@ -63,6 +63,9 @@ func TestSyncGivesPagesAfterTheCursorOrTheNewest(t *testing.T) {
 		if !slices.Equal(seqs(newest), []int64{8, 9, 10}) || newest.CompleteFrom != 8 || newest.CompleteTo != 10 {
 			t.Errorf("newest: %v", newest)
 		}
+		if n.st.count("Sync") != 1 || n.st.count("History") != 0 {
+			t.Errorf("%d times sync and %d times history of the store", n.st.count("Sync"), n.st.count("History"))
+		}
 		next := n.sync(t, &v1.SyncRequest{SyncToken: res.SyncToken})
 		if next.Full || len(next.Conversations) != 0 {
 			t.Errorf("nothing changed: %v", next)

@@ -6,6 +6,7 @@ import (
 	"github.com/imdhq/imd/pkg/idgen"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -27,12 +28,13 @@ func Spec() module.Spec {
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Dedup: env.Store.Dedup, Push: env.Peers.Push(), PushHome: env.Peers.PushHome,
 				Gateway: func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
-				View:    env.Control.View, Settings: env.Settings,
+				View:    env.Control.View, Points: env.Peers.Points, Trace: env.Trace, Settings: env.Settings,
 				IDs: func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },
 			})
 			env.Peers.ServeState(s)
 			env.Peers.ServeDirectory(s.Directory())
 			env.Ready.Add("lanes", s.ready)
+			env.MountOps("GET /statusz/lanes", status.Handler(s.page))
 			return s, nil
 		},
 	}

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
@@ -23,6 +24,7 @@ func TestSpecAnnouncesTheRole(t *testing.T) {
 	env := &module.Env{
 		Node: "n1", Log: zap.NewNop(), Reg: prometheus.NewPedanticRegistry(), Config: func(string, any) error { return nil },
 		Control: &control.Handle{}, Store: &store.Handle{}, Peers: peer.NewSet("n1", zap.NewNop()), Ready: module.NewReady(),
+		MountOps: func(string, http.Handler) {},
 	}
 	m, err := spec.New(env)
 	if err != nil {

@@ -15,8 +15,10 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -56,6 +58,9 @@ type Deps struct {
 	PushHome func(conv string) im.NodeID
 	Gateway  func(im.NodeID) gatewayClient
 	View     func() *control.View
+	Points   func() int // of a node on the ring; nil = the default
+	// Trace remembers what became of messages; nil = nothing does.
+	Trace *trace.Log
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -74,8 +79,9 @@ func (d Deps) current() *settings.Snapshot {
 type State struct {
 	cfg Config
 	Deps
-	m    *metrics
-	core atomic.Pointer[core]
+	m       *metrics
+	core    atomic.Pointer[core]
+	leaving atomic.Bool // other state nodes take over; calls go to them
 }
 
 // core is what the role has once it has started.
@@ -85,6 +91,7 @@ type core struct {
 	store     store.MessageStore
 	ids       ids
 	lanes     []*driver
+	shards    *shards // of this node; nil = conversations need no owner
 	fanout    *fanout
 	hints     *cache[im.MessageID, struct{}]
 	repeats   *repeats
@@ -135,7 +142,12 @@ func (s *State) Start(ctx context.Context) error {
 		logins:    newLogins(st),
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
+	c.fanout.kept = s.Trace
 	c.receipts = newReceipts(st, func() int { return receiptMembers.In(s.current()) }, c.fanout.add)
+	if owned, ok := st.(store.Sharded); ok && owned.Segmented() {
+		c.shards = &shards{node: s.Node, view: s.View, points: s.Points}
+		owned.Follow(c.shards.current)
+	}
 	n := s.cfg.Lanes
 	if n == 0 {
 		n = max(st.Writers(), 1)
@@ -167,12 +179,14 @@ func (s *State) Run(ctx context.Context) error {
 
 // Drain goes on for a moment if there are other nodes that must learn of it,
 // then refuses sends, finishes the lanes and the fan-out, and writes the
-// positions.
+// positions. With other state nodes a call is refused as a whole, so that the
+// caller makes it there; without, each send is, so that its client repeats it.
 func (s *State) Drain(ctx context.Context) error {
 	c := s.core.Load()
 	if len(s.View().Nodes) > 1 {
 		pause(ctx, drainNews)
 	}
+	s.leaving.Store(s.View().Others("state", s.Node))
 	for _, l := range c.lanes {
 		l.do(lane.Drain{})
 	}
@@ -199,8 +213,8 @@ func (s *State) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	c.positions.flush(ctx, true)
-	if err := c.ids.Close(ctx); err != nil {
-		return fmt.Errorf("state: message ids: %w", err)
+	if err := c.ids.Close(ctx); err != nil { // as when etcd is away
+		s.Log.Warn("the right to make message ids was not given back in order; it will expire", obs.Err(err))
 	}
 	return nil
 }

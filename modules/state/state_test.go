@@ -35,6 +35,8 @@ type counter struct {
 	last im.MessageID
 	err  error
 	done bool
+
+	closing error // of Close
 }
 
 func (c *counter) Next() (im.MessageID, error) {
@@ -44,7 +46,7 @@ func (c *counter) Next() (im.MessageID, error) {
 	return c.last, c.err
 }
 func (c *counter) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (c *counter) Close(context.Context) error   { c.done = true; return nil }
+func (c *counter) Close(context.Context) error   { c.done = true; return c.closing }
 
 // recorder takes the calls to push and to the gateways.
 type recorder struct {
@@ -528,6 +530,21 @@ func TestDrainRefusesFinishesAndSaves(t *testing.T) {
 	})
 }
 
+// A node that leaves others behind refuses calls as a whole, so that they are made
+// there; their answers are not the clients' business.
+func TestADrainingNodeSendsCallsToTheOthers(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.group("g_1", "alice", "bob")
+		n.view.Nodes = []control.Node{{ID: n.Node, Roles: []string{"state"}}, {ID: "other", Roles: []string{"state"}, State: control.Serving}}
+		n.submit(t, run("g_1", "a"))
+		n.Drain(n.ctx)
+		_, err := n.calls.Submit(n.ctx, &v1.SubmitRequest{Runs: []*v1.Run{run("g_1", "b")}})
+		if im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("a call after the drain: %v", err)
+		}
+	})
+}
+
 func TestStopAnswersWhoWaits(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
 		n.st.group("g_1", "alice", "bob")
@@ -542,6 +559,18 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 		}
 		if _, err := n.calls.Health(n.ctx, &v1.HealthRequest{}); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
 			t.Errorf("after close: %v", err)
+		}
+	})
+}
+
+// Without etcd a worker number cannot be given back; the node stops in order all
+// the same, and the number expires.
+func TestStopsInOrderWhenIDsCannotBeGivenBack(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.ids.closing = errors.New("away")
+		n.stop() // fails the test on an error
+		if !n.ids.done {
+			t.Error("it was not tried")
 		}
 	})
 }

@@ -6,12 +6,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
+	"github.com/imdhq/imd/pkg/ring"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -44,6 +45,9 @@ func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitRe
 	c, err := s.serving()
 	if err != nil {
 		return nil, err
+	}
+	if s.leaving.Load() {
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "state.Submit", "this node is leaving; another one has its conversations")
 	}
 	call := newCall(req, s.m)
 	defer call.count()
@@ -94,6 +98,7 @@ func (c *core) repeated(call *call, at spot, r *v1.Run, res store.AppendResult) 
 	now := time.Now()
 	c.m.dedupAnswers.Observe(now.Sub(call.began).Seconds())
 	call.answer(at.run, at.send, lane.Verdict{Result: res, Duplicate: true})
+	c.Trace.Add(trace.Record{Stage: trace.Repeated, Message: res.MessageID, Conv: trace.Conv(r.ConversationId), Seq: int64(res.Seq), At: now, Took: now.Sub(call.began)})
 	if c.hintDue(res, now) {
 		c.fanout.add(headItem(im.ConversationID(r.ConversationId), im.SessionID(r.SessionId), res))
 	}
@@ -118,9 +123,9 @@ func wait(ctx context.Context, done <-chan struct{}, expire func()) {
 	<-done
 }
 
-// laneOf is the lane of a conversation.
+// laneOf is the lane of a conversation, that of its shard.
 func (c *core) laneOf(conv im.ConversationID) *driver {
-	return c.lanes[xxhash.Sum64String(string(conv))%uint64(len(c.lanes))]
+	return c.lanes[ring.Shard(string(conv))%len(c.lanes)]
 }
 
 // call collects the answers of one Submit.

@@ -25,7 +25,10 @@ func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse
 	}
 	epoch := c.store.DataEpoch()
 	token, same := innerToken(epoch, req.SyncToken)
-	q := store.SyncQuery{User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage}
+	room := answerSize(req.MaxBytes) - syncOverhead
+	q := store.SyncQuery{
+		User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage, Entries: min(int(req.PageLimit), protocol.MaxSyncPage), MaxBytes: room,
+	}
 	if same { // cursors of another history mean other entries
 		q.Cursors = make(map[im.ConversationID]im.Seq, len(req.Cursors))
 		for _, cur := range req.Cursors {
@@ -37,15 +40,9 @@ func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse
 		return nil, storeErr("state.Sync", err)
 	}
 	res := &clientv1.SyncResult{DataEpoch: epoch, More: page.More, Full: page.Full, SyncToken: outerToken(epoch, page.Token)}
-	b := &syncBuilder{
-		core: c, user: q.User, cursors: q.Cursors, sizer: sizer{req.Json},
-		entries: min(int(req.PageLimit), protocol.MaxSyncPage), room: answerSize(req.MaxBytes) - syncOverhead,
-	}
+	b := &syncBuilder{core: c, cursors: q.Cursors, sizer: sizer{req.Json}, room: room}
 	for i := range page.States {
-		w, err := b.add(ctx, &page.States[i], i == 0)
-		if err != nil {
-			return nil, err
-		}
+		w := b.add(&page.States[i], i == 0)
 		if w == nil { // no room: go on behind the last one that had it
 			res.More, res.SyncToken = true, outerToken(epoch, page.TokenAfter[i-1])
 			break
@@ -99,48 +96,36 @@ func innerToken(epoch, outer string) (inner string, same bool) {
 // syncBuilder fills one sync answer up to its size.
 type syncBuilder struct {
 	*core
-	user    im.UserID
 	cursors map[im.ConversationID]im.Seq
 	sizer   sizer
-	entries int // of a page; 0 = no pages
 	room    int // bytes left
 }
 
 // add makes the next state; nil if there is no room for it. The first always
 // has room.
-func (b *syncBuilder) add(ctx context.Context, s *store.ConversationState, first bool) (*clientv1.ConversationState, error) {
+func (b *syncBuilder) add(s *store.ConversationState, first bool) *clientv1.ConversationState {
 	if p := s.PeerMember; p != nil {
 		p.Delivered = b.positions.overlay(memberKey{s.Conversation, p.User}, p.Delivered)
 	}
 	w := wireState(s)
 	size := b.sizer.state(w)
 	if size > b.room && !first {
-		return nil, nil
+		return nil
 	}
 	b.room -= size
-	if b.entries > 0 && b.room > pageOverhead {
-		if err := b.addPage(ctx, s, w); err != nil {
-			return nil, err
-		}
+	if s.Page != nil && b.room > pageOverhead {
+		b.addPage(s, w)
 	}
-	return w, nil
+	return w
 }
 
 // addPage adds the entries the client would ask for next, as far as there is
 // room: after its cursor, or the newest.
-func (b *syncBuilder) addPage(ctx context.Context, s *store.ConversationState, w *clientv1.ConversationState) error {
+func (b *syncBuilder) addPage(s *store.ConversationState, w *clientv1.ConversationState) {
 	have, known := b.cursors[s.Conversation]
-	page, err := b.store.History(ctx, store.HistoryQuery{
-		Reader: b.user, Conversation: s.Conversation, After: have,
-		Limit: b.entries, Backward: !known, MaxBytes: b.room - pageOverhead,
-	})
-	if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
-		return nil
-	}
-	if err != nil {
-		return storeErr("state.Sync", err)
-	}
-	p := wirePage(&page, b.room-pageOverhead, !known, b.sizer.entry)
+	// The store leaves out cursors whose token it does not know.
+	backward := !known || s.Page.CompleteFrom != have+1
+	p := wirePage(s.Page, b.room-pageOverhead, backward, b.sizer.entry)
 	size := pageOverhead
 	for _, e := range p.Entries {
 		size += b.sizer.entry(e)
@@ -149,5 +134,4 @@ func (b *syncBuilder) addPage(ctx context.Context, s *store.ConversationState, w
 		w.Page = p
 		b.room -= size
 	}
-	return nil
 }

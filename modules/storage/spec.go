@@ -20,9 +20,13 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("redis", &redis); err != nil {
 				return nil, err
 			}
+			seq := DefaultSeqConfig()
+			if err := env.Config("seq", &seq); err != nil {
+				return nil, err
+			}
 			s := New(cfg, Deps{
-				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, DataDir: env.DataDir, Handle: env.Store,
-				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push"),
+				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
+				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push", "scheduler"),
 			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil

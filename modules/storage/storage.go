@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -33,8 +32,18 @@ const (
 // source names.
 type Drivers struct {
 	Messages store.Drivers[store.MessageStore]
-	Routes   store.Drivers[store.RouteStore]
+	Routes   map[string]RouteOpener // by the values of storage.routes
 	Dedup    map[string]DedupOpener // by the values of storage.dedup
+}
+
+// RouteOpener makes a route store. It need not reach what it depends on; an
+// error is one of the configuration.
+type RouteOpener func(context.Context, RouteOptions, *zap.Logger) (store.RouteStore, error)
+
+// RouteOptions are what a route store may depend on.
+type RouteOptions struct {
+	Redis   RedisConfig
+	Section func(section string, into any) error // reads another section of the configuration
 }
 
 // DedupOpener makes a dedup cache. It need not reach what it depends on; an
@@ -47,8 +56,10 @@ type Deps struct {
 	Reg     prometheus.Registerer
 	Drivers Drivers
 	Redis   RedisConfig
-	DataDir string        // for the default database and relative paths
-	Handle  *store.Handle // where the open stores are published
+	Seq     SeqConfig
+	Section func(section string, into any) error // reads another section; nil = there is none
+	DataDir string                               // for the default database and relative paths
+	Handle  *store.Handle                        // where the open stores are published
 	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
 	NoMessages, NoRoutes bool
 }
@@ -101,10 +112,9 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 		}
 	}
 	if !s.deps.NoRoutes {
-		if s.routes, err = s.deps.Drivers.Routes.Open(ctx, named(s.cfg.Routes), s.deps.Log); err != nil {
-			return fmt.Errorf("storage.routes: %w", err)
+		if err := s.openRoutes(ctx); err != nil {
+			return err
 		}
-		s.deps.Handle.SetRoutes(s.routes)
 	}
 	if s.deps.NoMessages {
 		return nil
@@ -116,8 +126,27 @@ func (s *Storage) Start(ctx context.Context) (err error) {
 	return nil
 }
 
+// openRoutes makes the route store. One that is away does not keep the node from
+// starting: what needs it copes.
+func (s *Storage) openRoutes(ctx context.Context) error {
+	open, ok := s.deps.Drivers.Routes[s.cfg.Routes]
+	if !ok {
+		return &module.ConfigError{Err: fmt.Errorf("storage.routes: no driver for %q", s.cfg.Routes)}
+	}
+	routes, err := open(ctx, RouteOptions{Redis: s.deps.Redis, Section: s.deps.Section}, s.deps.Log)
+	if err != nil {
+		return &module.ConfigError{Err: fmt.Errorf("storage.routes: %w", err)}
+	}
+	s.routes = routes
+	s.deps.Handle.SetRoutes(routes)
+	return nil
+}
+
 func (s *Storage) openMessages(ctx context.Context) (err error) {
 	dsn, key := s.cfg.Messages(s.deps.DataDir)
+	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
+		return err
+	}
 	if s.messages, err = s.deps.Drivers.Messages.Open(ctx, dsn, s.deps.Log); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
@@ -146,7 +175,7 @@ func (s *Storage) openDedup() error {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
@@ -253,12 +282,4 @@ func place(dsn, dataDir string) string {
 		path = "imd.db"
 	}
 	return (&url.URL{Scheme: u.Scheme, Path: filepath.Join(dataDir, path)}).String()
-}
-
-// named turns a scheme alone into a data source name.
-func named(routes string) string {
-	if strings.Contains(routes, ":") {
-		return routes
-	}
-	return routes + ":"
 }

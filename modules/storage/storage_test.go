@@ -74,7 +74,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 				}
 				return memory.New(o), nil
 			}},
-			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
+			Routes: map[string]RouteOpener{"memory": func(context.Context, RouteOptions, *zap.Logger) (store.RouteStore, error) {
 				if r.failR != nil {
 					return nil, r.failR
 				}
@@ -130,11 +130,11 @@ func TestStartFails(t *testing.T) {
 		words  string
 	}{
 		{name: "no such driver", cfg: Config{DSN: "oracle://db", Routes: "memory"}, want: store.ErrDSN, config: true, words: "oracle"},
-		{name: "no such route store", cfg: Config{DSN: "sqlite:", Routes: "redis"}, want: store.ErrDSN, config: true, words: "storage.routes"},
+		{name: "no such route store", cfg: Config{DSN: "sqlite:", Routes: "redis"}, config: true, words: "storage.routes: no driver"},
 		{name: "a newer schema", change: func(r *rig) { r.fail = store.ErrSchema }, want: store.ErrSchema, config: true},
 		{name: "damage", change: func(r *rig) { r.fail = store.ErrCorrupt }, want: store.ErrCorrupt},
 		{name: "another fault", change: func(r *rig) { r.fail = other }, want: other},
-		{name: "routes fail", change: func(r *rig) { r.failR = other }, want: other},
+		{name: "routes fail", change: func(r *rig) { r.failR = other }, want: other, config: true, words: "storage.routes"},
 		{name: "no dedup cache can be made", change: func(r *rig) { r.failD = other }, want: other, config: true, words: "storage.dedup"},
 		{
 			name: "a clock far behind", change: func(r *rig) { r.messages.newest = time.Now().Add(6 * time.Minute) },
@@ -152,7 +152,7 @@ func TestStartFails(t *testing.T) {
 			}
 			err := r.Start(t.Context())
 			var ce *module.ConfigError
-			if !errors.Is(err, tt.want) || errors.As(err, &ce) != tt.config || !strings.Contains(err.Error(), tt.words) || strings.Contains(err.Error(), "\n") {
+			if tt.want != nil && !errors.Is(err, tt.want) || err == nil || errors.As(err, &ce) != tt.config || !strings.Contains(err.Error(), tt.words) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("start: %v", err)
 			}
 			if _, err := r.handle.Messages(); err == nil {

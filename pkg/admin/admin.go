@@ -22,6 +22,8 @@ type Deps struct {
 	Node      im.NodeID // this node
 	Control   *control.Handle
 	Directory internalv1connect.DirectoryServiceClient
+	// Routes is the table of live sessions.
+	Routes func() (Routes, error)
 	// Limits is the gateway's LimitService; nil = not served.
 	Limits adminv1connect.LimitServiceHandler
 	// Settings are those of this node, and StartValue what its configuration
@@ -49,6 +51,7 @@ func New(d Deps) *Admin {
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
+	adminv1connect.RegisterDeviceServiceHandler(a.srv.Connect(), devices{a})
 	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
 	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})
 	if d.Limits != nil {

@@ -142,7 +142,7 @@ var rules = []rule{
 	{
 		name: "pure packages open nothing",
 		why:  "they are simulated by seed; a socket or a file would make that a lie",
-		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff", "pkg/lane", "pkg/run", "pkg/delivery", "pkg/sim"),
+		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff", "pkg/lane", "pkg/run", "pkg/delivery", "pkg/sim", "pkg/segment"),
 		forbid: func(_, to string) bool {
 			return to == "net" || to == "net/http" || to == "os" || to == "database/sql"
 		},
@@ -151,7 +151,7 @@ var rules = []rule{
 	fence("go.etcd.io/etcd/server", "pkg/control/embedded"),
 	fence("modernc.org/sqlite", "pkg/store/sqlite", "test/requirements/stranger"),
 	fence("github.com/jackc/pgx", "pkg/store/postgres", "pkg/testenv", "test"),
-	fence("github.com/redis/rueidis", "pkg/store/redis", "pkg/dedup/redis"),
+	fence("github.com/redis/rueidis", "pkg/redis", "pkg/store/redis", "pkg/dedup/redis"),
 	fence("github.com/spf13/viper", "pkg/config"),
 	fence("github.com/spf13/cobra", "cmd"),
 	fence("github.com/sony/sonyflake", "pkg/idgen"),

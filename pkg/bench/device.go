@@ -64,6 +64,7 @@ type host struct {
 	fresh     func(d *device, got func(token string, err error)) // makes another token
 	shown     func(text []byte)                                  // somebody else's entry was taken
 	refused   func(reason string)                                // a send was refused and will be written again
+	acks      *recorder                                          // of sends that have no answer at the end, if their lane has no other
 	scratch   []byte
 	longest   time.Duration // pause before a device comes back; 0 = no bound but the usual
 	entry     entryIn
@@ -329,11 +330,28 @@ func (d *device) drain(s *session, f *clientv1.Drain) {
 	})
 }
 
+// moveAgain tries another address after a move that failed, while the session it
+// moves from still works.
+func (d *device) moveAgain(from *session, pause time.Duration) {
+	d.h.l.after(max(pause, backoffBase), func() {
+		if d.cur == from {
+			d.attempt++
+			d.join()
+		}
+	})
+}
+
 // lost takes note that a connection has ended, or could not be opened.
 func (d *device) lost(s *session, code int, err error) {
 	reason, pause, stop := verdict(s.bye, code, err)
+	if s == d.cur && d.next != nil && reason == protocol.ReasonSuperseded {
+		stop = false // by the connection it moves to, whose welcome is on its way
+	}
 	if s == d.next {
 		d.next = nil
+		if d.cur != nil && !stop {
+			d.moveAgain(d.cur, pause)
+		}
 	}
 	if s == d.cur {
 		d.cur = nil

@@ -39,6 +39,7 @@ type fake struct {
 	silent func(n int) bool                                             // swallow the send
 	lose   func(conv string, seq int64) bool                            // do not deliver
 	cut    int                                                          // cut the connection after so many sends, once
+	forget string                                                       // a conversation that sync does not tell of
 	heals  bool                                                         // tell of what was lost a little later, as a comparison of heads does
 	hint   func(conv string, seq int64) bool                            // write a head in place of a deliver
 	drain  int                                                          // write drain at that send
@@ -250,7 +251,15 @@ func (c *fakeConn) sync(id uint32) {
 	r := &clientv1.SyncResult{SyncToken: "t", DataEpoch: "e"}
 	for conv, v := range c.f.convs {
 		if slices.Contains(v.users, c.user) {
-			r.Conversations = append(r.Conversations, &clientv1.ConversationState{ConversationId: conv, HeadSeq: int64(len(v.entries)), Role: clientv1.Role_ROLE_MEMBER})
+			st := &clientv1.ConversationState{ConversationId: conv, HeadSeq: int64(len(v.entries)), Role: clientv1.Role_ROLE_MEMBER}
+			for _, u := range v.users {
+				if u != c.user && len(v.users) == 2 {
+					st.PeerId = u
+				}
+			}
+			if c.f.forget != conv {
+				r.Conversations = append(r.Conversations, st)
+			}
 		}
 	}
 	c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: r}})
@@ -274,7 +283,11 @@ func (v *fakeConv) page(after int64) *clientv1.Page {
 // options starts the server and gives those of a short run against it.
 func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
-	return Options{Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
+	rate := 0.0
+	if scenario == "hot" {
+		rate = 100
+	}
+	return Options{Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
 		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {

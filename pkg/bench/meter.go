@@ -21,6 +21,7 @@ type meter struct {
 	ops        int64 // operations done in the measured part
 	deliveries int64 // of messages, in the measured part
 	entries    int64 // read with pages
+	states     int64 // of conversations, read with syncs
 	open       int   // operations that have begun and not ended
 	lastSeen   time.Duration
 
@@ -64,6 +65,7 @@ func (m *meter) begin() {
 		r.reset()
 	}
 	clear(m.errors)
+	m.series, m.entries, m.states = nil, 0, 0
 	m.clock.tick()
 	m.ops, m.deliveries, m.fails, m.lastOps, m.lastDel = 0, 0, 0, 0, 0
 	m.measuring, m.began, m.ownCPU = true, max(m.clock.now, 1), ownCPU()
@@ -112,8 +114,22 @@ func (m *meter) done(rec *recorder, intended time.Duration) {
 	if !m.over {
 		m.ops++ // of the warm-up too, until begin
 	}
-	if m.counts(intended) {
+	m.record(rec, intended)
+}
+
+// record takes note of how long something took; a nil recorder takes nothing.
+func (m *meter) record(rec *recorder, intended time.Duration) {
+	if rec != nil && m.counts(intended) {
 		rec.add(m.clock.now - intended)
+	}
+}
+
+// aside takes note of an operation that succeeded beside those that the
+// scenario counts.
+func (m *meter) aside(rec *recorder, intended time.Duration) {
+	m.done(rec, intended)
+	if !m.over {
+		m.ops--
 	}
 }
 

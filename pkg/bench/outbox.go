@@ -31,6 +31,7 @@ type lane struct {
 	runStart bool          // the next one written gives up what was refused
 	backed   bool          // it is in outbox.backed
 	n        int64         // sends so far
+	rec      *recorder     // of what has no answer at the end
 }
 
 // send is one message that has no final answer.
@@ -41,9 +42,10 @@ type send struct {
 	cmid     [36]byte
 	frameID  uint32        // of the copy that waits for an answer; 0 = none
 	intended time.Duration // when it should have left
+	stamp    time.Duration // in the text
 	sentAt   time.Duration
 	place    uint32 // of its filler
-	written  bool
+	written  bool   // a copy was; the next one is marked as a resend
 	id, hash string // cmid, and the hash of the text; only while recording
 	done     func(p *send, a *ackIn)
 }
@@ -58,7 +60,7 @@ func (o *outbox) lane(conv, user string) *lane {
 		if o.lanes == nil {
 			o.lanes = map[string]*lane{}
 		}
-		l = &lane{conv: conv, user: user}
+		l = &lane{conv: conv, user: user, rec: o.d.h.acks}
 		o.lanes[conv] = l
 	}
 	return l
@@ -67,9 +69,20 @@ func (o *outbox) lane(conv, user string) *lane {
 // send puts a message into a lane and writes it if it may. done is called once,
 // with ACK_OK or ACK_FAIL.
 func (o *outbox) send(l *lane, intended time.Duration, done func(*send, *ackIn)) {
+	o.add(&send{lane: l, cmid: o.d.h.ids.next(), intended: intended, stamp: intended, place: uint32(o.d.i)*7919 + uint32(o.order+1), done: done})
+}
+
+// again sends once more what has its answer already, as a device does that lost
+// it; marked says whether it tells so.
+func (o *outbox) again(p *send, marked bool, intended time.Duration, done func(*send, *ackIn)) {
+	o.add(&send{lane: p.lane, cmid: p.cmid, intended: intended, stamp: p.stamp, place: p.place, written: marked, done: done})
+}
+
+func (o *outbox) add(p *send) {
+	l := p.lane
 	l.n++
 	o.order++
-	p := &send{lane: l, order: o.order, n: l.n, cmid: o.d.h.ids.next(), intended: intended, place: uint32(o.d.i)*7919 + uint32(o.order), done: done}
+	p.order, p.n = o.order, l.n
 	l.sends = append(l.sends, p)
 	o.count++
 	if o.d.h.rec != nil {
@@ -81,7 +94,7 @@ func (o *outbox) send(l *lane, intended time.Duration, done func(*send, *ackIn))
 
 func (o *outbox) text(p *send) []byte {
 	h := o.d.h
-	h.scratch = appendBody(h.scratch[:0], p.intended, p.place, h.size)
+	h.scratch = appendBody(h.scratch[:0], p.stamp, p.place, h.size)
 	return h.scratch
 }
 

@@ -3,12 +3,10 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,18 +30,20 @@ type Result struct {
 	Operations int64              `json:"operations"`
 	Deliveries int64              `json:"deliveries"`
 	Delivered  float64            `json:"deliveries_per_second"`
-	Entries    int64              `json:"entries,omitempty"` // read with pages
-	Latency    map[string]Latency `json:"latency"`           // by what was measured: ack, deliver, connect, ...
-	Primary    string             `json:"primary"`           // the one that Series and comparisons are about
-	Errors     map[string]int64   `json:"errors"`            // by reason
-	Failed     int64              `json:"failed"`            // operations without success
-	Processes  []Process          `json:"processes"`         // the server's, as far as they are on this machine
-	ClientCPU  float64            `json:"client_cpu_s"`      // of this process, in the measured part
-	ClientEach float64            `json:"client_us_each"`    // the same per operation, microseconds
-	Share      float64            `json:"client_share"`      // client / (client + server); 0 if the server is elsewhere
-	PerOp      float64            `json:"server_us_each"`    // server CPU per operation, microseconds
-	Series     []Sample           `json:"series"`            // one a second
-	LimitsOff  bool               `json:"limits_off"`        // the server's rate limits were lifted
+	States     int64              `json:"conversations,omitempty"` // told of by syncs
+	Entries    int64              `json:"entries,omitempty"`       // read with pages
+	Latency    map[string]Latency `json:"latency"`                 // by what was measured: ack, deliver, connect, ...
+	Primary    string             `json:"primary"`                 // the one that Series and comparisons are about
+	Beside     float64            `json:"beside_ratio,omitempty"`  // hot: ack p99 of the other conversations beside it / before it
+	Errors     map[string]int64   `json:"errors"`                  // by reason
+	Failed     int64              `json:"failed"`                  // operations without success
+	Processes  []Process          `json:"processes"`               // the server's, as far as they are on this machine
+	ClientCPU  float64            `json:"client_cpu_s"`            // of this process, in the measured part
+	ClientEach float64            `json:"client_us_each"`          // the same per operation, microseconds
+	Share      float64            `json:"client_share"`            // client / (client + server); 0 if the server is elsewhere
+	PerOp      float64            `json:"server_us_each"`          // server CPU per operation, microseconds
+	Series     []Sample           `json:"series"`                  // one a second
+	LimitsOff  bool               `json:"limits_off"`              // the server's rate limits were lifted
 	Recorded   string             `json:"recorded,omitempty"`
 }
 
@@ -85,7 +85,7 @@ type Sample struct {
 	Max        float64 `json:"max_ms"`
 }
 
-// Process is one server process.
+// Process is one server process with those that descend from it.
 type Process struct {
 	Name        string  `json:"name"`
 	PID         int     `json:"pid"`
@@ -102,7 +102,7 @@ func (r *runner) result(why error) *Result {
 	res := &Result{
 		Scenario: r.o.Scenario, Began: time.Now().Add(-time.Since(r.l.base)).UTC().Format(time.RFC3339), Machine: thisMachine(),
 		Encoding: r.o.Encoding.String(), Seed: r.o.Seed, Options: r.o.told(), Seconds: r.took, Offered: r.o.Rate, Operations: r.ops,
-		Deliveries: r.deliveries, Entries: r.entries, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
+		Deliveries: r.deliveries, Entries: r.entries, States: r.states, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
 		ClientCPU: r.ownCPU, Processes: r.processes, Series: r.series,
 	}
 	if why != nil {
@@ -110,6 +110,9 @@ func (r *runner) result(why error) *Result {
 		if errors.Is(why, context.Canceled) {
 			res.Ended = "interrupted"
 		}
+	}
+	if r.o.Scenario == "hot" { // the rate is that of the other conversations
+		res.Offered = 0
 	}
 	if r.took > 0 {
 		res.Achieved, res.Delivered = float64(r.ops)/r.took, float64(r.deliveries)/r.took
@@ -121,6 +124,9 @@ func (r *runner) result(why error) *Result {
 		if rec == r.primary {
 			res.Primary = name
 		}
+	}
+	if calm := res.Latency["calm"].P99; calm > 0 {
+		res.Beside = res.Latency["beside"].P99 / calm
 	}
 	r.shares(res)
 	return res
@@ -156,15 +162,25 @@ func (o *Options) told() map[string]any {
 		}
 	}
 	if o.Rate > 0 {
-		set("rate", o.Rate, "send", "fanout", "history", "sync", "mix")
-	} else {
-		set("outstanding", max(o.Outstanding, 1), "send", "fanout", "history", "sync", "mix")
+		set("rate", o.Rate)
 	}
-	set("warmup_s", o.Warmup.Seconds(), "send", "fanout", "history", "sync", "mix")
-	set("size", o.Size, "send", "fanout", "history", "sync", "resume", "mix")
+	if o.Rate == 0 || o.Scenario == "hot" {
+		set("outstanding", max(o.Outstanding, 1), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	}
+	set("warmup_s", o.Warmup.Seconds(), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	set("size", o.Size, "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
+	set("senders", o.Senders, "hot")
+	if o.Reader != "" {
+		set("reader", o.Reader, "history", "sync")
+		set("conversation", o.Conversation, "history")
+		set("changed", o.Changed, "sync")
+	}
 	set("page", o.Page, "history", "mix")
-	set("entries", o.Entries, "history")
-	set("conversations", o.Conversations, "sync", "resume")
+	if o.Reader == "" {
+		set("entries", o.Entries, "history")
+		set("conversations", o.Conversations, "sync")
+	}
+	set("conversations", o.Conversations, "resume")
 	set("group_size", o.GroupSize, "mix")
 	set("mix", o.Mix, "mix")
 	set("at_once", o.AtOnce, "resume")
@@ -209,26 +225,6 @@ func thisMachine() Machine {
 		m.Kernel = unix.ByteSliceToString(un.Release[:])
 	}
 	return m
-}
-
-// clockTicks is the kernel's unit of CPU times in /proc.
-const clockTicks = 100
-
-// usage reads a process's CPU time in seconds and its resident bytes.
-func usage(pid int) (cpu float64, rss int64, err error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	_, rest, ok := strings.Cut(string(raw), ") ")
-	f := strings.Fields(rest)
-	if !ok || len(f) < 22 {
-		return 0, 0, fmt.Errorf("/proc/%d/stat has another form", pid)
-	}
-	ut, _ := strconv.ParseFloat(f[11], 64)
-	st, _ := strconv.ParseFloat(f[12], 64)
-	pages, _ := strconv.ParseInt(f[21], 10, 64)
-	return (ut + st) / clockTicks, pages * int64(os.Getpagesize()), nil
 }
 
 // ownCPU is this process's CPU time in seconds.

@@ -23,12 +23,12 @@ type Options struct {
 	Encoding  protocol.Encoding
 	// Token makes a token for a user. It is called from several goroutines.
 	Token func(ctx context.Context, user string) (string, error)
-	// Group makes a group of the owner and the members; fanout and mix want it.
+	// Group makes a group of the owner and the members; fanout, mix and hot want it.
 	Group func(ctx context.Context, owner string, members []string) (conv string, err error)
 	// Log reads logs as the system; a recorded run wants it.
 	Log ReadLog
 
-	Processes   map[string]int // the server's process ids, by name; empty = it is elsewhere
+	Processes   map[string]int // the server's process ids, by name, each with all that descend from it; empty = it is elsewhere
 	Conns       int            // devices
 	Users       int            // users they belong to; 0 = each to one of its own
 	Outstanding int            // unanswered operations that each device keeps; closed loop
@@ -50,7 +50,13 @@ type Options struct {
 	Entries       int // history: entries of each conversation
 	Page          int // history: entries of a page
 	GroupSize     int // mix: members of a group
-	Mix           Mix // mix: shares of the operations; zero = DefaultMix
+	Senders       int // hot: devices that write into the hot conversation
+	// Reader is a user that exists: history and sync read what it has in place of
+	// what they write themselves. Empty = none.
+	Reader       string
+	Conversation string // history, with Reader: what to read
+	Changed      int    // sync, with Reader: direct conversations that get a message before each sync
+	Mix          Mix    // mix: shares of the operations; zero = DefaultMix
 
 	Record   *history.Recorder // where to record; nil = nowhere. The caller closes it
 	Progress func(Progress)    // called about once a second; nil = not at all
@@ -97,6 +103,7 @@ type runner struct {
 	sources []*source
 	pairs   map[string][2]string // the users of direct conversations
 	members map[string][]string  // of each user, the conversations to expect
+	named   []string             // the first users, if the scenario does not name them by number
 
 	onFirst   func(joined time.Duration) // a device is online for the first time
 	connected bool                       // all were online
@@ -119,6 +126,8 @@ var scenarios = map[string]scenario{
 	"connect": {"open connections, authenticate, and keep them idle", (*runner).connectOnly},
 	"send":    {"pairs of a sender and a receiver", (*runner).sendPairs},
 	"fanout":  {"one group with everybody online; one sender", (*runner).fanout},
+	"hot":     {"one conversation written to as fast as it goes, beside others at a rate", (*runner).hot},
+	"repeat":  {"send messages, and the same messages again", (*runner).repeat},
 	"history": {"read pages of conversations", (*runner).readHistory},
 	"sync":    {"ask what has changed, as users with many conversations", (*runner).syncs},
 	"resume":  {"drop all connections at once and let every device come back", (*runner).resume},
@@ -193,6 +202,7 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 	r.h = &host{l: l, enc: o.Encoding, addresses: o.Addresses, rng: mrand.New(mrand.NewPCG(o.Seed, 2)),
 		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.received, refused: r.refused}
 	r.meter.init(o, l)
+	r.h.acks = r.recorder("ack")
 	return r
 }
 
@@ -270,13 +280,19 @@ func (r *runner) share() float64 {
 	return -1
 }
 
-func (r *runner) user(i int) string { return fmt.Sprintf("%s%06d", r.o.Prefix, i) }
+func (r *runner) user(i int) string {
+	if i < len(r.named) {
+		return r.named[i]
+	}
+	return fmt.Sprintf("%s%06d", r.o.Prefix, i)
+}
 
-// tokens makes a token for each device, several at a time.
-func (r *runner) tokens(n int) ([]string, error) {
+// tokens makes a token for each device from the first one on to the n-th,
+// several at a time.
+func (r *runner) tokens(first, n int) ([]string, error) {
 	tokens := make([]string, n)
-	err := parallel(r.ctx, n, func(ctx context.Context, i int) (err error) {
-		tokens[i], err = r.o.Token(ctx, r.user(i%r.o.Users))
+	err := parallel(r.ctx, n-first, func(ctx context.Context, i int) (err error) {
+		tokens[first+i], err = r.o.Token(ctx, r.user((first+i)%r.o.Users))
 		return err
 	})
 	return tokens, err
@@ -310,15 +326,16 @@ func (r *runner) join(conv string, users ...string) {
 	}
 }
 
-// connectAll makes n devices, opens their connections, a bounded number at a
-// time, and waits until all are online. prepare is called for each before.
+// connectAll makes devices until there are n, opens their connections, a bounded
+// number at a time, and waits until all are online. prepare is called for each
+// before.
 func (r *runner) connectAll(n int, prepare func(d *device)) error {
-	r.phase = "connect"
-	tokens, err := r.tokens(n)
+	r.phase, r.connected = "connect", false
+	next := len(r.devices)
+	tokens, err := r.tokens(next, n)
 	if err != nil {
 		return fmt.Errorf("make tokens: %w", err)
 	}
-	next := 0
 	open := func() {
 		if next == n {
 			return
@@ -345,7 +362,7 @@ func (r *runner) connectAll(n int, prepare func(d *device)) error {
 		r.connecting.add(joined)
 		open()
 	}
-	for range min(connectAtOnce, n) {
+	for range min(connectAtOnce, n-next) {
 		open()
 	}
 	ok, err := r.wait("connect", connectLimit, func() bool { return r.up == n })

@@ -143,6 +143,6 @@ func (m *mixer) begin(s *source, at time.Duration) {
 		r.ask(s, at, r.recorder("history"), r.randomPage(conv, cv.seen()),
 			func(a *clientv1.ServerFrame) bool { return a.GetHistoryResult() != nil })
 	default:
-		r.syncOn(s, at, r.recorder("sync"), &clientv1.Sync{SyncToken: m.token, Cursors: r.behind(s.d, 2), PageLimit: syncPage}, func(t string) { m.token = t })
+		r.syncOn(s, at, r.recorder("sync"), &clientv1.Sync{SyncToken: m.token, Cursors: r.behind(s.d, 2), PageLimit: syncPage}, func(res *clientv1.SyncResult) { m.token = res.SyncToken })
 	}
 }

@@ -34,6 +34,9 @@ func (r *runner) befriend() (lanes func(d *device) []*lane) {
 // hand, half with the last token and a few conversations an entry behind; an
 // operation is a sync to its end, with all of its pages.
 func (r *runner) syncs() error {
+	if r.o.Reader != "" {
+		return r.syncLarge()
+	}
 	if r.o.Users < 2 {
 		return errors.New("sync wants at least 2 users")
 	}
@@ -53,7 +56,7 @@ func (r *runner) syncs() error {
 			if token != "" && r.rng.IntN(2) == 0 {
 				rec, f = since, &clientv1.Sync{SyncToken: token, PageLimit: syncPage, Cursors: r.behind(d, 5)}
 			}
-			r.syncOn(s, at, rec, f, func(t string) { token = t })
+			r.syncOn(s, at, rec, f, func(res *clientv1.SyncResult) { token = res.SyncToken })
 		})
 	}
 	return r.measure()
@@ -71,10 +74,12 @@ func (r *runner) behind(d *device, n int) (cursors []*clientv1.Cursor) {
 	return cursors
 }
 
-// syncOn makes one page of a sync, and the next ones after it.
-func (r *runner) syncOn(s *source, at time.Duration, rec *recorder, f *clientv1.Sync, got func(token string)) {
+// syncOn makes one page of a sync, and the next ones after it; got is called
+// with each.
+func (r *runner) syncOn(s *source, at time.Duration, rec *recorder, f *clientv1.Sync, got func(*clientv1.SyncResult)) {
 	s.d.cur.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: f}}, func(a *clientv1.ServerFrame) {
 		res := a.GetSyncResult()
+		r.states += int64(len(res.GetConversations()))
 		switch {
 		case a == nil:
 			r.late("unanswered", rec, at)
@@ -82,10 +87,11 @@ func (r *runner) syncOn(s *source, at time.Duration, rec *recorder, f *clientv1.
 		case res == nil:
 			r.fail(reasonOf(a))
 		case res.More && s.d.online():
+			got(res)
 			r.syncOn(s, at, rec, &clientv1.Sync{SyncToken: res.SyncToken, PageLimit: f.PageLimit, Cursors: f.Cursors}, got)
 			return
 		default:
-			got(res.SyncToken)
+			got(res)
 			r.done(rec, at)
 		}
 		s.ended()

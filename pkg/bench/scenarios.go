@@ -27,7 +27,9 @@ func (r *runner) connectOnly() error {
 // sendTo makes the operation of sending into a lane; it ends with the answer.
 func (r *runner) sendTo(rec *recorder, pick func(s *source) *lane) func(*source, time.Duration) {
 	return func(s *source, at time.Duration) {
-		s.d.out.send(pick(s), at, func(p *send, a *ackIn) {
+		to := pick(s)
+		to.rec = rec
+		s.d.out.send(to, at, func(p *send, a *ackIn) {
 			if a.status == clientv1.Ack_ACK_OK {
 				r.done(rec, p.intended)
 			} else {
@@ -142,6 +144,9 @@ const fillLimit = 10 * time.Minute
 // readHistory reads pages of conversations, at places chosen at random, half of
 // them backward; an operation is one page.
 func (r *runner) readHistory() error {
+	if r.o.Reader != "" {
+		return r.readLarge()
+	}
 	n := r.o.Users / 2
 	if n < 1 {
 		return errors.New("history wants at least 2 users")
@@ -169,15 +174,20 @@ func (r *runner) readHistory() error {
 			continue // an odd one without a partner
 		}
 		conv := protocol.DirectID(d.user, partner(d))
-		r.drive(d, len(r.devices), requestWindow, r.primary, func(s *source, at time.Duration) {
-			r.ask(s, at, r.primary, r.randomPage(conv, int64(entries)), func(a *clientv1.ServerFrame) bool {
-				p := a.GetHistoryResult().GetPage()
-				r.entries += int64(len(p.GetEntries()))
-				return p != nil
-			})
-		})
+		r.readPages(d, conv, int64(entries))
 	}
 	return r.measure()
+}
+
+// readPages lets a device read pages of a conversation that has n entries.
+func (r *runner) readPages(d *device, conv string, n int64) {
+	r.drive(d, len(r.devices), requestWindow, r.primary, func(s *source, at time.Duration) {
+		r.ask(s, at, r.primary, r.randomPage(conv, n), func(a *clientv1.ServerFrame) bool {
+			p := a.GetHistoryResult().GetPage()
+			r.entries += int64(len(p.GetEntries()))
+			return p != nil
+		})
+	})
 }
 
 // randomPage asks for a page of a conversation that has n entries.

@@ -27,17 +27,31 @@ const (
 // drive makes d begin operations from now on, at its part of the rate if share
 // devices do so.
 func (r *runner) drive(d *device, share int, window int, rec *recorder, begin func(*source, time.Duration)) {
-	s := &source{r: r, d: d, begin: begin, rec: rec, limit: max(r.o.Outstanding, 1)}
+	if r.o.Rate > 0 {
+		r.pace(d, r.o.Rate/float64(share), window, rec, begin)
+	} else {
+		r.push(d, rec, begin)
+	}
+}
+
+// push keeps the operations of a device unanswered that the options say.
+func (r *runner) push(d *device, rec *recorder, begin func(*source, time.Duration)) {
+	r.add(&source{r: r, d: d, begin: begin, rec: rec, limit: max(r.o.Outstanding, 1)})
+}
+
+// pace makes d begin operations at a rate of its own.
+func (r *runner) pace(d *device, rate float64, window int, rec *recorder, begin func(*source, time.Duration)) {
+	s := &source{r: r, d: d, begin: begin, rec: rec, limit: window, gap: max(time.Duration(float64(time.Second)/rate), 1)}
+	s.due = r.l.now + time.Duration(r.rng.Float64()*float64(s.gap))
+	r.add(s)
+}
+
+func (r *runner) add(s *source) {
 	s.tick = func() {
 		s.set = false
 		s.kick()
 	}
-	if r.o.Rate > 0 {
-		s.limit = window
-		s.gap = max(time.Duration(float64(share)/r.o.Rate*float64(time.Second)), 1)
-		s.due = r.l.now + time.Duration(r.rng.Float64()*float64(s.gap))
-	}
-	d.sources = append(d.sources, s)
+	s.d.sources = append(s.d.sources, s)
 	r.sources = append(r.sources, s)
 	s.kick()
 }
@@ -80,7 +94,7 @@ func (r *runner) giveUp() {
 	for _, d := range r.devices {
 		for _, l := range d.out.lanes {
 			for _, p := range l.sends {
-				r.late("unanswered", r.recorder("ack"), p.intended)
+				r.late("unanswered", l.rec, p.intended)
 			}
 		}
 	}

@@ -68,6 +68,7 @@ func (n Node) Has(role string) bool { return slices.Contains(n.Roles, role) }
 type View struct {
 	Nodes    []Node // by ID
 	Revision int64  // 0 = nothing was read yet
+	Cluster  uint64 // the etcd cluster that Revision is of
 	Serial   uint64 // number of the view in this process, from 1; 0 = none was published
 	Stale    bool   // the registry cannot be reached; the copy may be old
 }
@@ -89,6 +90,11 @@ func (v *View) With(role string) []Node {
 		return suspect
 	}
 	return out
+}
+
+// Others reports whether a node beside this one takes new work of a role.
+func (v *View) Others(role string, self im.NodeID) bool {
+	return slices.ContainsFunc(v.With(role), func(n Node) bool { return n.ID != self })
 }
 
 // Node finds a node by its id.

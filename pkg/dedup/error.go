@@ -1,58 +1,29 @@
 package dedup
 
-import "errors"
+import "github.com/imdhq/imd/pkg/circuit"
 
 // Class says what kind of trouble a cache is in.
-type Class string
+type Class = circuit.Class
 
 // The classes.
 const (
-	Open       Class = "open"       // not asked, as it did not answer lately
-	Busy       Class = "busy"       // not asked, as too many calls are on their way
-	Timeout    Class = "timeout"    // no answer in time
-	Connection Class = "connection" // not reached, or the connection broke
-	Refused    Class = "refused"    // it does not let us in
-	Full       Class = "full"       // no memory left there
-	ReadOnly   Class = "readonly"   // it does not take writes
-	Moved      Class = "moved"      // another node of its cluster has the key, or none has
-	WrongType  Class = "wrongtype"  // a key holds something that is not ours
-	Other      Class = "other"
+	Open       = circuit.Open
+	Busy       = circuit.Busy
+	Timeout    = circuit.Timeout
+	Connection = circuit.Connection
+	Refused    = circuit.Refused
+	Full       = circuit.Full
+	ReadOnly   = circuit.ReadOnly
+	Moved      = circuit.Moved
+	WrongType  = circuit.WrongType
+	Other      = circuit.Other
 )
 
 // Classes lists all classes.
-func Classes() []Class {
-	return []Class{Open, Busy, Timeout, Connection, Refused, Full, ReadOnly, Moved, WrongType, Other}
-}
-
-// Silent reports whether the class means that the cache did not answer, and may
-// not answer the next call either.
-func (c Class) Silent() bool { return c == Timeout || c == Connection }
+func Classes() []Class { return circuit.Classes() }
 
 // Error is the failure of a cache. It costs speed only.
-type Error struct {
-	Class Class
-	Err   error // the cause, for the log; may be nil
-}
-
-// Error is the class and the cause.
-func (e *Error) Error() string {
-	if e.Err == nil {
-		return "the dedup cache: " + string(e.Class)
-	}
-	return "the dedup cache: " + string(e.Class) + ": " + e.Err.Error()
-}
-
-// Unwrap is the cause.
-func (e *Error) Unwrap() error { return e.Err }
+type Error = circuit.Error
 
 // ClassOf is the class of err: "" for nil, Other if it has none.
-func ClassOf(err error) Class {
-	var e *Error
-	switch {
-	case err == nil:
-		return ""
-	case errors.As(err, &e):
-		return e.Class
-	}
-	return Other
-}
+func ClassOf(err error) Class { return circuit.ClassOf(err) }

@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/history"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/verify"
 )
 
@@ -27,6 +28,7 @@ type Options struct {
 	Exe      string // the program whose serve the nodes run
 	Dir      string // an empty or new folder for data, logs and the history
 	Layout   Layout
+	Name     string // of the layout, for the outcome
 	Seed     uint64
 	Kinds    []Kind
 	Duration time.Duration // of the load under faults
@@ -36,6 +38,7 @@ type Options struct {
 	Rate         float64
 	GroupSize    int
 	AntiEntropy  time.Duration // between two comparisons of heads in the gateways
+	Allocator    string        // who numbers messages, as seq.allocator has it; store.Segment only with Postgres
 
 	// OpenLedger opens an empty message store in a folder, for layouts with
 	// witnesses.
@@ -50,8 +53,8 @@ type Options struct {
 
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
-	return Options{Layout: AllInOne(), Duration: 10 * time.Minute, Settle: 40 * time.Second,
-		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second, Allocator: store.Transaction}
 }
 
 // Possible are the kinds that this process can carry out on a layout: some want a
@@ -78,8 +81,16 @@ func Impossible(k Kind, l Layout) string {
 
 func (t *trait) why(l Layout) string {
 	switch {
-	case t.etcd && l.Etcd == 0:
-		return "wants a layout with members of etcd, such as --layout control"
+	case l.Etcd < t.etcd:
+		return fmt.Sprintf("wants a layout with members of etcd, at least %d, such as --layout control", t.etcd)
+	case t.sqlite && l.Postgres:
+		return "wants a layout with messages in SQLite, such as --layout one"
+	case t.postgres && !l.Postgres:
+		return "wants a layout with Postgres, such as --layout postgres"
+	case t.redis && !l.Redis:
+		return "wants a layout with Redis, such as --layout postgres"
+	case t.split && !l.split():
+		return "wants a layout with roles in several processes, such as --layout split"
 	case t.witness && l.Witnesses == 0:
 		return "wants a layout with witnesses, such as --layout control"
 	case t.tag && !failpoint.Built:
@@ -88,6 +99,18 @@ func (t *trait) why(l Layout) string {
 		return fmt.Sprintf("wants the right to mount a small file system (%v)", mountable())
 	}
 	return ""
+}
+
+// Missing says what a layout wants that is not on this machine; "" = nothing.
+func Missing(l Layout) string {
+	var all []string
+	if l.Postgres {
+		all = append(all, postgresMissing())
+	}
+	if l.Redis {
+		all = append(all, redisMissing())
+	}
+	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
 // Progress is how far a drill is.
@@ -120,7 +143,10 @@ type drill struct {
 	nodes   []*node
 	mounted []string
 	world   *world
-	plane   *plane // nil = the layout has no members of etcd
+	plane   *plane    // nil = the layout has no members of etcd
+	db      *database // nil = the nodes keep messages themselves
+	cache   *cache    // nil = the nodes remember sends themselves
+	network *network  // nil = each node has all roles
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -144,13 +170,19 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
 	}
+	if o.Allocator == store.Segment && !o.Layout.Postgres {
+		return nil, errors.New("segments want a layout with Postgres")
+	}
+	if why := Missing(o.Layout); why != "" {
+		return nil, errors.New("the layout " + why)
+	}
 	d := &drill{Options: o, running: map[int]string{}, plan: Plan(o.Seed, o.Kinds, o.Duration), spawner: newSpawner()}
 	if len(d.plan) == 0 {
 		return nil, fmt.Errorf("no fault fits into %v", o.Duration)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	d.ctx = ctx
-	d.out = Outcome{Seed: o.Seed, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
+	d.out = Outcome{Seed: o.Seed, Layout: o.Name, Allocator: o.Allocator, Kinds: o.Kinds, Seconds: o.Duration.Seconds(), Planned: len(d.plan), Dir: o.Dir}
 	began := time.Now()
 	err := d.run()
 	d.tell(Progress{Phase: "stop", Done: -1})
@@ -189,10 +221,18 @@ func (d *drill) run() error {
 			return err
 		}
 	}
-	for _, n := range d.nodes {
-		if err := n.begin(); err != nil {
+	if d.db != nil {
+		if err := d.db.create(d.ctx, d.Exe); err != nil {
 			return err
 		}
+	}
+	if d.cache != nil {
+		if err := d.cache.begin(); err != nil {
+			return err
+		}
+	}
+	if err := beginAll(d.nodes); err != nil {
+		return err
 	}
 	if d.plane != nil {
 		if err := d.plane.beginWitnesses(); err != nil {
@@ -223,6 +263,7 @@ func (d *drill) prepare() error {
 		"gateway.limits.user_rate=1000000", "gateway.limits.user_burst=1000000", "gateway.limits.connection_rate=1000000",
 		"gateway.limits.connection_burst=1000000", "gateway.limits.conversation_rate=1000000", "gateway.limits.conversation_burst=1000000",
 		"gateway.antientropy.interval=" + d.AntiEntropy.String(), "gateway.ping_interval=5s", "gateway.pong_timeout=3s",
+		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
 	if d.Layout.Etcd > 0 {
@@ -232,13 +273,24 @@ func (d *drill) prepare() error {
 		}
 		common = append(common, "controlplane.endpoints="+strings.Join(d.plane.urls, ","), "controlplane.cluster="+clusterName)
 	}
+	if err := d.prepareServers(); err != nil {
+		return err
+	}
+	var apart []*node
 	for _, spec := range d.Layout.Nodes {
 		n := d.child(spec.Name)
-		n.spec, n.env, n.standing = spec, spec.Env, d.Standing
+		n.spec, n.standing = spec, d.Standing
 		if d.plane != nil {
 			n.told = d.truth
 		}
-		n.args = nodeArgs(spec, n.dir, common)
+		own, env, err := d.waysOf(spec, len(apart))
+		if err != nil {
+			return err
+		}
+		if spec.apart() {
+			apart = append(apart, n)
+		}
+		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if err := writeRules(n.rules, d.Standing); err != nil {
 			return err
 		}
@@ -254,7 +306,49 @@ func (d *drill) prepare() error {
 		}
 		d.nodes = append(d.nodes, n)
 	}
+	if len(apart) > 0 {
+		var err error
+		if d.network, err = newNetwork(apart); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// prepareServers makes the stores of the layout; it starts none.
+func (d *drill) prepareServers() (err error) {
+	if d.Layout.Postgres {
+		if d.db, err = newDatabase(d); err != nil {
+			return err
+		}
+	}
+	if d.Layout.Redis {
+		d.cache, err = newCache(d)
+	}
+	return err
+}
+
+// waysOf are the assignments and the environment that lead a node to the stores and
+// to the others; i is its number in the network.
+func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
+	if d.db != nil {
+		at, err := d.db.way(spec.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		env = append(env, "IMD_STORAGE_POSTGRES="+d.db.dsn(at, databaseName))
+	}
+	if d.cache != nil {
+		at, err := d.cache.way(spec.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		set, env = append(set, "storage.dedup=redis"), append(env, "IMD_REDIS_URL=redis://"+at)
+	}
+	if spec.apart() {
+		set = append(set, "peers.listen="+internal(i), "peers.advertise="+advertised(i))
+	}
+	return set, env, nil
 }
 
 // child is a process of the drill that is told nothing yet.
@@ -302,17 +396,20 @@ func (d *drill) load() error {
 	if err == nil && d.plane != nil {
 		err = d.plane.collect()
 	}
+	if err == nil && d.db != nil {
+		err = d.db.collect(d.ctx, d.rec)
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("%w: %w", ErrLoad, err), d.rec.Close(history.Run{Seed: d.Seed}))
 	}
 	d.out.Operations, d.out.Failures = res.Operations, res.Errors
-	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: "transaction", Healed: d.healedAt(), Options: d.told()})
+	return d.rec.Close(history.Run{Seed: d.Seed, Server: d.nodes[0].endpoints().Version, Allocator: d.Allocator, Healed: d.healedAt(), Options: d.told()})
 }
 
 // told is the options as the history names them.
 func (d *drill) told() map[string]any {
 	return map[string]any{"drill": true, "kinds": names(d.Kinds), "duration": d.Duration.String(), "conns": d.Conns, "users": d.Users, "rate": d.Rate,
-		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String()}
+		"group_size": d.GroupSize, "antientropy": d.AntiEntropy.String(), "layout": d.Name}
 }
 
 func names(kinds []Kind) string {
@@ -348,7 +445,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -383,9 +480,14 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 
 // skip takes note of a fault for which there was no time left.
 func (d *drill) skip(e Event) {
+	d.trouble("fault %s: left out, healing the ones before took too long", e.Name())
+}
+
+// trouble takes note of what went otherwise than it should in the drill itself.
+func (d *drill) trouble(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf("fault %s: left out, healing the ones before took too long", e.Name()))
+	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf(format, args...))
 }
 
 // begin records that a fault begins.
@@ -437,10 +539,21 @@ func (d *drill) died(n *node, why string, excused bool) {
 		d.out.Excused++
 		return
 	}
-	if len(d.out.Crashes) == maxCrashes {
-		return
+	d.crashLocked(fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
+}
+
+// crash takes note of a node that did not end as it should.
+func (d *drill) crash(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.crashLocked(what)
+}
+
+// crashLocked wants mu.
+func (d *drill) crashLocked(what string) {
+	if len(d.out.Crashes) < maxCrashes {
+		d.out.Crashes = append(d.out.Crashes, what)
 	}
-	d.out.Crashes = append(d.out.Crashes, fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
 }
 
 // stopNodes ends all nodes, newest first, in order if all went well.
@@ -460,9 +573,7 @@ func (d *drill) stopNodes(orderly bool) {
 			continue
 		}
 		if err := n.end(); err != nil {
-			d.mu.Lock()
-			d.out.Crashes = append(d.out.Crashes, err.Error())
-			d.mu.Unlock()
+			d.crash(err.Error())
 		}
 	}
 }
@@ -478,6 +589,15 @@ func (d *drill) clean() error {
 		if n.proxy != nil {
 			n.proxy.Close()
 		}
+	}
+	if d.network != nil {
+		d.network.close()
+	}
+	if d.cache != nil {
+		d.cache.close()
+	}
+	if d.db != nil {
+		errs = append(errs, d.db.close())
 	}
 	d.spawner.close()
 	for _, path := range d.mounted {

@@ -21,7 +21,12 @@ import (
 type breaker struct {
 	nodes []*node
 	world *world
-	plane *plane // nil = the layout has none
+
+	plane   *plane    // nil = the layout has none
+	db      *database // nil = the layout has no Postgres
+	cache   *cache    // nil = the layout has no Redis
+	network *network  // nil = each node has all roles
+	crashed func(what string)
 }
 
 // fault is one event while it is carried out.
@@ -38,7 +43,7 @@ type fault struct {
 func (b *breaker) carryOut(ctx context.Context, e Event) error {
 	f := &fault{Event: e, b: b, rng: rand.New(rand.NewPCG(e.Seed, 1))}
 	candidates := b.nodes
-	if a := traitOf(e.Kind).area; a != nodes {
+	if all := traitOf(e.Kind).areas(); all[0] == peers || slices.Contains(all, links) {
 		candidates = b.entrances()
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
@@ -49,6 +54,11 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
 		MemberKill: (*fault).memberKill, MemberPause: (*fault).memberPause, MemberPartition: (*fault).memberPartition, LeaderChange: (*fault).leaderChange,
 		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
+		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,
+		PgLock: (*fault).pgLock, PgPool: (*fault).pgPool, PgPartition: (*fault).pgPartition,
+		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
+		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
+		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).ownerPause, RingChurn: (*fault).ringChurn,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[e.Kind]
 	return run(f, ctx)
@@ -85,9 +95,16 @@ func (f *fault) pause(ctx context.Context) error {
 
 func (f *fault) restart(ctx context.Context) error {
 	began := time.Now()
-	err := f.n.end()
+	f.b.stop(f.n, f.n.terminate)
 	hold(ctx, f.For-time.Since(began))
-	return errors.Join(err, f.n.begin())
+	return f.n.begin()
+}
+
+// stop has a node stop. One that does not end as it should has crashed.
+func (b *breaker) stop(n *node, ask func() error) {
+	if err := n.endBy(ask); err != nil {
+		b.crashed(err.Error())
+	}
 }
 
 func (f *fault) disk(ctx context.Context) error {
@@ -377,15 +394,20 @@ func (f *fault) members(ctx context.Context) error {
 	return f.changeRights(ctx, all(f.b.world.removeMembers), all(f.b.world.addMembers))
 }
 
-// groups makes groups while all devices come back.
+// groups makes groups while all devices come back. It ends in its time, however
+// slow the cluster is: what is written after the load has nobody who waits for it.
 func (f *fault) groups(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, f.For)
+	defer cancel()
 	f.n.proxy.Reset()
 	var errs []error
 	for range max(int(f.For/(100*ms)), 1) {
-		errs = append(errs, f.b.world.post(ctx, f.rng, 8))
-		if !hold(ctx, 50*ms) {
+		err := f.b.world.post(ctx, f.rng, 8)
+		if ctx.Err() != nil {
 			break
 		}
+		errs = append(errs, err)
+		hold(ctx, 50*ms)
 	}
 	return errors.Join(errs...)
 }

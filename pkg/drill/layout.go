@@ -21,6 +21,10 @@ type Layout struct {
 	// Etcd is how many members of an etcd cluster, m1 and so on, run as processes of
 	// their own, for all nodes: 1, 3 or 5. 0 = each node runs a server inside.
 	Etcd int `yaml:"etcd"`
+	// Postgres says that one server of its own keeps the messages of all nodes.
+	Postgres bool `yaml:"postgres"`
+	// Redis says that one server of its own remembers acknowledged sends for all nodes.
+	Redis bool `yaml:"redis"`
 	// Witnesses is how many processes, w1 and so on, take part in the control plane
 	// and tell what they see: up to 50. They want Etcd.
 	Witnesses int `yaml:"witnesses"`
@@ -47,10 +51,37 @@ func ControlPlane() Layout {
 	return Layout{Etcd: 3, Witnesses: 3, Nodes: []NodeSpec{{Name: "n1", Roles: "all", Clients: true}, {Name: "n2", Roles: "all"}}}
 }
 
+// OnPostgres is one node with every role, which keeps messages in Postgres and
+// remembers sends in Redis.
+func OnPostgres() Layout {
+	l := AllInOne()
+	l.Postgres, l.Redis = true, true
+	return l
+}
+
+// SplitRoles is the roles in processes of their own: two with state, two with the
+// scheduler, and, as routes are in the memory of one process, one with gateway and
+// push.
+func SplitRoles() Layout {
+	return Layout{Etcd: 1, Postgres: true, Redis: true, Nodes: []NodeSpec{
+		{Name: "g1", Roles: "gateway,push", Clients: true},
+		{Name: "s1", Roles: "state"}, {Name: "s2", Roles: "state"},
+		{Name: "c1", Roles: "scheduler"}, {Name: "c2", Roles: "scheduler"},
+	}}
+}
+
 // Layouts are those that have a name.
 func Layouts() map[string]Layout {
-	return map[string]Layout{"one": AllInOne(), "control": ControlPlane()}
+	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles()}
 }
+
+// split reports whether the roles are in several processes.
+func (l Layout) split() bool {
+	return slices.ContainsFunc(l.Nodes, func(n NodeSpec) bool { return n.apart() })
+}
+
+// apart reports whether the node has not all roles.
+func (n NodeSpec) apart() bool { return n.Roles != "all" }
 
 var nodeName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
@@ -89,7 +120,7 @@ func (l Layout) check() error {
 	case l.Witnesses > 0 && l.Etcd == 0:
 		return errors.New("witnesses want members of etcd")
 	}
-	var names []string
+	names := []string{databaseProcess, cacheProcess}
 	for i := range l.Etcd {
 		names = append(names, memberName(i))
 	}
@@ -109,8 +140,11 @@ func (l Layout) check() error {
 		names = append(names, n.Name)
 		clients = clients || n.Clients
 	}
-	if !clients {
+	switch {
+	case !clients:
 		return errors.New("no node takes clients")
+	case l.split() && l.Etcd == 0:
+		return errors.New("nodes without all roles want members of etcd")
 	}
 	return nil
 }

@@ -26,6 +26,8 @@ func TestLayouts(t *testing.T) {
 		"nodes: [{name: a, clients: true}]":                          "no roles",
 		"etcd: 2":                                                    "2 members", "witnesses: 1": "want members", "witnesses: 99": "99",
 		"etcd: 3\nnodes: [{name: m1, roles: all, clients: true}]":                "already",
+		"nodes: [{name: a, roles: \"gateway,push\", clients: true}]":             "want members",
+		"nodes: [{name: redis, roles: all, clients: true}]":                      "already",
 		"nodes: [{name: a, roles: all}]":                                         "no node takes clients",
 		"nodes: [{name: a, roles: all, clients: true}, {name: a, roles: state}]": "already",
 	} {

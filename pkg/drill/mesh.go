@@ -13,8 +13,8 @@ import (
 	"github.com/imdhq/imd/pkg/faultproxy"
 )
 
-// mesh is the network between the members of an etcd cluster: a fault proxy for
-// each direction of each pair. Members know each other by the address of a front,
+// mesh is the network between the members of an etcd cluster, or between nodes with
+// different roles: a fault proxy for each direction of each pair. Members know each other by the address of a front,
 // which finds out who calls and sends the call through the proxy of that pair. So
 // a member can be cut off from the others and still be reached by clients, and no
 // rights are needed for it.
@@ -51,7 +51,7 @@ func newMesh(fronts, targets []string, pid func(int) int) (*mesh, error) {
 		ln, err := net.Listen("tcp", address)
 		if err != nil {
 			m.close()
-			return nil, fmt.Errorf("network of etcd: %w", err)
+			return nil, fmt.Errorf("network of the drill: %w", err)
 		}
 		m.fronts = append(m.fronts, ln)
 		m.wg.Go(func() { m.accept(ln, to) })
@@ -70,6 +70,16 @@ func (m *mesh) isolate(member int, cut bool) {
 			if !cut {
 				p.Reset() // the streams have holes
 			}
+		}
+	}
+}
+
+// set changes how a member's ways to and from all others are.
+func (m *mesh) set(member int, mode faultproxy.Mode) {
+	for other := range m.ways {
+		if other != member {
+			m.ways[member][other].Set(mode)
+			m.ways[other][member].Set(mode)
 		}
 	}
 }

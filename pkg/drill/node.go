@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,8 +40,12 @@ type node struct {
 	standing string // what stands in it all the time
 	spawn    func(*exec.Cmd) error
 	proxy    *faultproxy.Proxy                // nil = clients do not connect here
-	health   string                           // a URL that answers once it is ready; "" = it says where it listens, and is asked there
+	check    func() bool                      // reports whether it is ready; nil = it says where it listens, and is asked there
 	told     func(n *node, boot, what string) // hears what becomes of its processes, as history has it; nil = nobody does
+
+	work        string              // the folder it runs in; "" = that of this process
+	credential  *syscall.Credential // the user it runs as; nil = that of this process
+	deathSignal syscall.Signal      // what it gets when the drill ends; 0 = SIGKILL
 
 	turn sync.Mutex // starting and ending, one at a time
 
@@ -66,6 +71,17 @@ func (n *node) begin() error {
 	return n.beginLocked()
 }
 
+// beginAll starts nodes together: one may not be ready without another.
+func beginAll(nodes []*node) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { errs[i] = n.begin() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
 func (n *node) beginLocked() error {
 	log, err := os.OpenFile(n.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -75,7 +91,8 @@ func (n *node) beginLocked() error {
 	cmd := exec.Command(n.exe, n.args...)
 	cmd.Env = append(os.Environ(), append([]string{failpoint.FileVar + "=" + n.rules}, n.env...)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Dir = n.work
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: cmp.Or(n.deathSignal, syscall.SIGKILL), Credential: n.credential}
 	if err := n.spawn(cmd); err != nil {
 		return fmt.Errorf("start node %s: %w", n.spec.Name, err)
 	}
@@ -139,8 +156,8 @@ func (n *node) bringBack(last *exec.Cmd) {
 func (n *node) ready(pid int, done <-chan struct{}) error {
 	deadline := time.Now().Add(readyLimit)
 	for {
-		if n.health != "" {
-			if answers(n.health) {
+		if n.check != nil {
+			if n.check() {
 				return nil
 			}
 		} else if e, err := datadir.ReadEndpoints(n.dir); err == nil && e.PID == pid && answers("http://"+e.Ops+"/readyz") {
@@ -265,6 +282,14 @@ func (n *node) kill() {
 // end asks the process to stop, and kills it if it does not. The error tells if
 // it did not end as it should.
 func (n *node) end() error {
+	return n.endBy(n.terminate)
+}
+
+// terminate asks the process to stop.
+func (n *node) terminate() error { return n.signal(syscall.SIGTERM) }
+
+// endBy is end with another way of asking.
+func (n *node) endBy(ask func() error) error {
 	n.turn.Lock()
 	defer n.turn.Unlock()
 	cmd, done := n.process()
@@ -273,7 +298,9 @@ func (n *node) end() error {
 		return nil
 	}
 	n.tell(history.Stopping)
-	_ = n.signal(syscall.SIGTERM)
+	if err := ask(); err != nil {
+		return err
+	}
 	select {
 	case <-done:
 		if code := cmd.ProcessState.ExitCode(); code != 0 {

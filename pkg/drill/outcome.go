@@ -14,6 +14,8 @@ import (
 type Outcome struct {
 	Good       bool             `json:"good"` // no violation, and no node ended by itself
 	Seed       uint64           `json:"seed"`
+	Layout     string           `json:"layout"` // its name or file
+	Allocator  string           `json:"allocator"`
 	Kinds      []Kind           `json:"kinds"`
 	Seconds    float64          `json:"seconds"` // of the load
 	Took       float64          `json:"took_s"`  // the whole drill
@@ -34,7 +36,7 @@ func (o *Outcome) Text(w io.Writer) {
 	if !o.Good {
 		verdict = "bad"
 	}
-	fmt.Fprintf(w, "%s: %d faults in %.0f s of load, %d operations, seed %d\n", verdict, o.Begun, o.Seconds, o.Operations, o.Seed)
+	fmt.Fprintf(w, "%s: %d faults in %.0f s of load, %d operations, layout %s, seed %d\n", verdict, o.Begun, o.Seconds, o.Operations, o.Layout, o.Seed)
 	fmt.Fprintf(w, "kinds: %s\n", names(o.Kinds))
 	if o.Excused > 0 {
 		fmt.Fprintf(w, "%d times a node ended under a fault that may end it\n", o.Excused)
@@ -55,6 +57,6 @@ func (o *Outcome) Text(w io.Writer) {
 		fmt.Fprintf(w, "\nhistory and logs: %s\n", o.Dir)
 	}
 	if !o.Good {
-		fmt.Fprintf(w, "again: imd drill replay %d --faults %s --minutes %g\n", o.Seed, names(o.Kinds), o.Seconds/60)
+		fmt.Fprintf(w, "again: imd drill replay %d --layout %s --allocator %s --faults %s --minutes %g\n", o.Seed, o.Layout, o.Allocator, names(o.Kinds), o.Seconds/60)
 	}
 }

@@ -77,7 +77,7 @@ func newPlane(d *drill) (*plane, error) {
 	}
 	for i := range d.Layout.Etcd {
 		n := d.child(memberName(i))
-		n.health = p.urls[i] + "/health"
+		n.check = func() bool { return answers(p.urls[i] + "/health") }
 		n.args = []string{"etcd", "--name", memberName(i), "--data-dir", n.dir, "--listen-client", p.urls[i], "--listen-peer", "http://" + targets[i],
 			"--advertise-peer", "http://" + fronts[i], "--cluster", strings.Join(cluster, ","), "--heartbeat", "100ms", "--election", "1s"}
 		p.members = append(p.members, n)
@@ -108,13 +108,7 @@ func (p *plane) begin() error {
 // startMembers starts all members that do not run, together, since none is ready
 // without a majority.
 func (p *plane) startMembers() error {
-	errs := make([]error, len(p.members))
-	var wg sync.WaitGroup
-	for i, m := range p.members {
-		wg.Go(func() { errs[i] = m.begin() })
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := beginAll(p.members); err != nil {
 		return err
 	}
 	ctx, cancel := healing(p.d.ctx)

@@ -45,6 +45,27 @@ const (
 	NodePause       Kind = "node-pause"       // a witness, mostly the leader, is stopped for longer than its lease
 	NodeKill        Kind = "node-kill"        // a witness is killed and stays away for longer than its lease
 	SettingsFlood   Kind = "settings-flood"   // settings change twenty times a second, half of it wrong
+
+	PgKill      Kind = "pg-kill"      // all processes of Postgres are killed, and it is started again
+	PgStop      Kind = "pg-stop"      // Postgres is stopped at once, and started again
+	PgStall     Kind = "pg-stall"     // Postgres stands still
+	PgTerminate Kind = "pg-terminate" // sessions of nodes are ended while they commit
+	PgLock      Kind = "pg-lock"      // a stranger holds the rows of two groups
+	PgPool      Kind = "pg-pool"      // a stranger takes all connections
+	PgPartition Kind = "pg-partition" // nothing gets through between one node and Postgres
+
+	RedisFlush   Kind = "redis-flush"   // Redis forgets everything
+	RedisStall   Kind = "redis-stall"   // Redis stands still
+	RedisRestart Kind = "redis-restart" // Redis is killed, and started again empty
+	RedisMix     Kind = "redis-mix"     // answers are lost, and Redis gives remembered sends the answers of others
+
+	RolePartition  Kind = "role-partition"  // nothing gets through between one node and the others
+	RoleBlackhole  Kind = "role-blackhole"  // the same, and nothing between it and the stores
+	RoleSlow       Kind = "role-slow"       // what one node and the others say to each other takes longer
+	RollingRestart Kind = "rolling-restart" // every node is restarted, one after the other
+	Drain          Kind = "drain"           // another node tells one to stop, and it is started again
+	OwnerPause     Kind = "owner-pause"     // a state node is stopped for longer than its lease
+	RingChurn      Kind = "ring-churn"      // a state node leaves the ring and joins it every 2 s while a conversation is written
 )
 
 // Kinds lists all kinds.
@@ -61,10 +82,12 @@ func Kinds() []Kind {
 type area int
 
 const (
-	nodes area = iota // processes and their machines
-	links             // connections between clients and nodes
-	peers             // what clients do
-	etcds             // members of etcd, and who lives by their leases
+	nodes  area = iota // processes and their machines
+	links              // connections between clients and nodes
+	peers              // what clients do
+	stores             // Postgres
+	caches             // Redis
+	etcds              // members of etcd, and who lives by their leases
 	areas
 )
 
@@ -77,7 +100,11 @@ type trait struct {
 	also     []area        // areas that must be free besides its own
 	tag      bool          // only in builds with the tag drill
 	mount    bool          // only who may mount
-	etcd     bool          // only layouts with members of etcd
+	etcd     int           // only layouts with so many members of etcd
+	sqlite   bool          // only layouts whose nodes keep messages themselves
+	postgres bool          // only layouts with Postgres
+	redis    bool          // only layouts with Redis
+	split    bool          // only layouts with roles in several processes
 	witness  bool          // only layouts with witnesses
 	long     bool          // a short drill has shorter ones, or none
 }
@@ -89,7 +116,7 @@ var traits = []trait{
 	{kind: Pause, area: nodes, min: 1000 * ms, max: 8000 * ms},
 	{kind: Restart, area: nodes, min: 1500 * ms, max: 4000 * ms},
 	{kind: Disk, area: nodes, min: 1500 * ms, max: 5000 * ms, mount: true},
-	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms},
+	{kind: Stall, area: nodes, min: 500 * ms, max: 5000 * ms, sqlite: true},
 	{kind: Clock, area: nodes, min: 2000 * ms, max: 5000 * ms, levels: []string{"-1h", "-3s", "-700ms", "-30ms", "2s", "4m"}, tag: true},
 	{kind: Point, area: nodes, min: 1000 * ms, max: 4000 * ms, tag: true, levels: []string{
 		"state.before_append sleep 300ms 0.2", "state.before_append error 0.2", "state.after_append sleep 300ms 0.2", "state.after_append error 0.2",
@@ -109,17 +136,35 @@ var traits = []trait{
 	{kind: Block, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
 	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
-	{kind: MemberKill, area: etcds, min: 500 * ms, max: 6000 * ms, etcd: true, long: true},
-	{kind: MemberPause, area: etcds, min: 1000 * ms, max: 10_000 * ms, etcd: true, long: true},
-	{kind: MemberPartition, area: etcds, min: 26_000 * ms, max: 30_000 * ms, etcd: true, long: true},
-	{kind: LeaderChange, area: etcds, min: 1000 * ms, max: 1500 * ms, etcd: true},
-	{kind: Compaction, area: etcds, min: 3000 * ms, max: 6000 * ms, etcd: true, long: true},
-	{kind: LeaseRevoke, area: etcds, min: 2000 * ms, max: 3000 * ms, etcd: true},
-	{kind: EtcdOutage, area: etcds, min: 25_000 * ms, max: 60_000 * ms, etcd: true, long: true},
-	{kind: EtcdRestore, area: etcds, min: 4000 * ms, max: 8000 * ms, etcd: true, long: true},
+	{kind: MemberKill, area: etcds, min: 500 * ms, max: 6000 * ms, etcd: 1, long: true},
+	{kind: MemberPause, area: etcds, min: 1000 * ms, max: 10_000 * ms, etcd: 1, long: true},
+	{kind: MemberPartition, area: etcds, min: 26_000 * ms, max: 30_000 * ms, etcd: 3, long: true},
+	{kind: LeaderChange, area: etcds, min: 1000 * ms, max: 1500 * ms, etcd: 3},
+	{kind: Compaction, area: etcds, min: 3000 * ms, max: 6000 * ms, etcd: 1, long: true},
+	{kind: LeaseRevoke, area: etcds, min: 2000 * ms, max: 3000 * ms, etcd: 1},
+	{kind: EtcdOutage, area: etcds, min: 25_000 * ms, max: 60_000 * ms, etcd: 1, long: true},
+	{kind: EtcdRestore, area: etcds, min: 4000 * ms, max: 8000 * ms, etcd: 1, long: true},
 	{kind: NodePause, area: etcds, min: 16_000 * ms, max: 18_000 * ms, witness: true, long: true},
 	{kind: NodeKill, area: etcds, min: 13_000 * ms, max: 15_000 * ms, witness: true, long: true},
-	{kind: SettingsFlood, area: peers, min: 3000 * ms, max: 6000 * ms, etcd: true},
+	{kind: SettingsFlood, area: peers, min: 3000 * ms, max: 6000 * ms, etcd: 1},
+	{kind: PgKill, area: stores, min: 0, max: 4000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgStop, area: stores, min: 500 * ms, max: 4000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgStall, area: stores, min: 500 * ms, max: 8000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgTerminate, area: stores, min: 2000 * ms, max: 5000 * ms, postgres: true},
+	{kind: PgLock, area: stores, min: 1500 * ms, max: 6000 * ms, postgres: true},
+	{kind: PgPool, area: stores, min: 2000 * ms, max: 5000 * ms, also: []area{nodes}, postgres: true},
+	{kind: PgPartition, area: stores, min: 1000 * ms, max: 8000 * ms, also: []area{nodes}, postgres: true},
+	{kind: RedisFlush, area: caches, min: 0, max: 0, redis: true},
+	{kind: RedisStall, area: caches, min: 1000 * ms, max: 8000 * ms, redis: true},
+	{kind: RedisRestart, area: caches, min: 0, max: 4000 * ms, redis: true},
+	{kind: RedisMix, area: caches, min: 1500 * ms, max: 3000 * ms, also: []area{links}, redis: true},
+	{kind: RolePartition, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true},
+	{kind: RoleBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true, also: []area{stores, caches}},
+	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, levels: []string{"20ms", "100ms", "400ms"}},
+	{kind: RollingRestart, area: nodes, min: 14_000 * ms, max: 20_000 * ms, split: true, long: true},
+	{kind: Drain, area: nodes, min: 500 * ms, max: 3000 * ms, split: true},
+	{kind: OwnerPause, area: nodes, min: 13_000 * ms, max: 30_000 * ms, split: true, long: true},
+	{kind: RingChurn, area: etcds, min: 9000 * ms, max: 15_000 * ms, split: true, long: true},
 }
 
 // areas are those that a fault of the kind needs for itself.

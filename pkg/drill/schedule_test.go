@@ -63,7 +63,7 @@ func TestPlan(t *testing.T) {
 func TestShortDrillsHaveManyFaults(t *testing.T) {
 	var normal []Kind
 	for _, tr := range traits {
-		if !tr.tag && !tr.mount && !tr.etcd && !tr.witness {
+		if !tr.tag && !tr.mount && tr.why(AllInOne()) == "" {
 			normal = append(normal, tr.kind)
 		}
 	}
@@ -79,7 +79,7 @@ func TestShortDrillsHaveManyFaults(t *testing.T) {
 func TestLongFaultsHoldNothingUp(t *testing.T) {
 	var possible []Kind
 	for _, tr := range traits {
-		if !tr.tag && !tr.mount {
+		if !tr.tag && !tr.mount && tr.why(ControlPlane()) == "" {
 			possible = append(possible, tr.kind)
 		}
 	}

@@ -194,21 +194,43 @@ const host = "drill-host"
 // post makes a group of users of the load, and its host writes a message into
 // it.
 func (w *world) post(ctx context.Context, rng *rand.Rand, size int) error {
-	users := w.people()
-	rng.Shuffle(len(users), func(i, j int) { users[i], users[j] = users[j], users[i] })
-	users = users[:min(len(users), size)]
-	conv, err := w.makeGroup(ctx, host, users)
+	conv, err := w.aside(ctx, rng, size)
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	w.extra = append(w.extra, conv)
-	w.mu.Unlock()
+	return w.write(ctx, conv)
+}
+
+// aside makes a group of users of the load, into which only its host writes.
+func (w *world) aside(ctx context.Context, rng *rand.Rand, size int) (conv string, err error) {
+	users := w.people()
+	rng.Shuffle(len(users), func(i, j int) { users[i], users[j] = users[j], users[i] })
+	if conv, err = w.makeGroup(ctx, host, users[:min(len(users), size)]); err == nil {
+		w.mu.Lock()
+		w.extra = append(w.extra, conv)
+		w.mu.Unlock()
+	}
+	return conv, err
+}
+
+// write lets the host write a message into a conversation.
+func (w *world) write(ctx context.Context, conv string) error {
 	id := uuid.NewString()
 	return w.call(ctx, func(ctx context.Context) error {
 		_, err := w.messages().Send(ctx, &imdv1.SendRequest{To: &imdv1.SendRequest_ConversationId{ConversationId: conv}, ClientMessageId: id, AsUser: host,
 			Content: &clientv1.Content{Value: &clientv1.Content_Text{Text: "welcome"}}})
 		return err
+	})
+}
+
+// nodeCall makes a call about nodes of the cluster to one of them.
+func (w *world) nodeCall(ctx context.Context, by *node, do func(context.Context, adminv1connect.NodeServiceClient) error) error {
+	key, err := datadir.ReadAdminKey(by.dir)
+	if err != nil {
+		return err
+	}
+	return w.call(ctx, func(ctx context.Context) error {
+		return do(ctx, adminv1connect.NewNodeServiceClient(w.client(by.endpoints().Ops, key)))
 	})
 }
 

@@ -49,17 +49,25 @@ const (
 	ReadBeforeSubscribe   Defect = "read-before-subscribe"   // a session can be found only after its sync was read
 	NoFence               Defect = "no-fence"                // a leader that was replaced still has effects
 	SyncWithoutOverlap    Defect = "sync-without-overlap"    // a sync token stands for more than the sync has read
+	PlainReadFence        Defect = "plain-read-fence"        // an owner of a shard looks at its fence and does not hold it
+	EarlyHead             Defect = "head-before-takeover"    // an owner reserves its numbers before it has taken over
 	CacheIsAuthority      Defect = "cache-is-authority"      // what the dedup cache says of a repeat is not compared with it
 	NoAntiEntropy         Defect = "no-anti-entropy"         // gateways never compare heads
 	NoRequireLeader       Defect = "no-require-leader"       // nothing tells a watch that its member of etcd has lost the others
+	RetryUnmarked         Defect = "retry-unmarked"          // calls are repeated at other nodes, whatever their method says
 	AbsenceWhileAway      Defect = "absence-while-away"      // that etcd does not answer counts as the absence of all nodes
+	ReleaseAnySession     Defect = "release-any-session"     // the clean-up of a connection removes the route of its successor too
+	EpochWithoutTime      Defect = "epoch-without-time"      // route epochs begin again when the route store has forgotten them
+	AbsenceCached         Defect = "absence-cached"          // that a user has no route is remembered
 )
 
 // Defects lists all defects.
 func Defects() []Defect {
 	return []Defect{
 		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
-		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway,
+		PlainReadFence, EarlyHead,
+		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway, RetryUnmarked,
+		ReleaseAnySession, EpochWithoutTime, AbsenceCached,
 	}
 }
 

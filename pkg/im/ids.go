@@ -1,6 +1,7 @@
 package im
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -58,11 +59,8 @@ const (
 	Bot     Class = "bot"
 )
 
+// Classes lists the known classes.
+func Classes() []Class { return []Class{Phone, Tablet, Web, Desktop, Bot} }
+
 // Valid reports whether c is one of the known classes.
-func (c Class) Valid() bool {
-	switch c {
-	case Phone, Tablet, Web, Desktop, Bot:
-		return true
-	}
-	return false
-}
+func (c Class) Valid() bool { return slices.Contains(Classes(), c) }

@@ -75,6 +75,8 @@ type Committed struct {
 	Result store.AppendResult
 	Change *store.ChangeResult
 	Own    bool // stored by this lane, not found
+	// Arrived is when the newest copy of the send came to the lane; zero for changes.
+	Arrived time.Time
 }
 
 // Work is one call to the store: Append, or Change if that is set. Its outcome

@@ -203,6 +203,30 @@ func (l *Lane) Idle() bool { return l.out == nil && l.head == nil && !l.doubts()
 // Queued is how many rows and changes wait for their first call.
 func (l *Lane) Queued() int { return l.rows }
 
+// Report is what a lane holds.
+type Report struct {
+	Queued   int     `json:"queued"`       // rows and changes that wait for their first call
+	Bytes    int     `json:"queued_bytes"` // of the rows
+	Out      int     `json:"out"`          // rows and changes of the call to the store that is out
+	Reruns   int     `json:"reruns"`       // of that call: unknown outcomes so far
+	Pending  int     `json:"pending"`      // rows that are not done
+	Held     int     `json:"held"`         // conversations that somebody else holds in the store
+	Draining bool    `json:"draining,omitempty"`
+	Rate     float64 `json:"rows_per_second"` // through the store, smoothed; 0 = not known
+}
+
+// Report tells what the lane holds.
+func (l *Lane) Report() Report {
+	r := Report{Queued: l.rows, Bytes: l.bytes, Pending: len(l.pending), Held: len(l.held), Draining: l.draining, Rate: l.rate}
+	if l.out != nil {
+		r.Out, r.Reruns = len(l.out.rows), l.out.Reruns
+		if l.out.Change != nil {
+			r.Out++
+		}
+	}
+	return r
+}
+
 func retry(r im.Reason, msg string, after time.Duration) *im.Error {
 	return &im.Error{Reason: r, Op: "state.lane", Msg: msg, RetryAfter: after}
 }

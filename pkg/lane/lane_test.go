@@ -345,6 +345,40 @@ func TestLaneAnswersOKForRowsFoundStoredByItsOwnRerun(t *testing.T) {
 	r.want(t, "ok")
 }
 
+// Another node owns the conversation: whatever earlier tries did is done, so
+// there is nothing to run again, and the lane goes on.
+func TestLaneEndsAnUnknownOutcomeWhenAnotherOwns(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "_")
+	lost, mine := b.submit("g_1", "ab"), b.submit("g_2", "c")
+	b.done(nil)
+	b.done(store.ErrUnknownOutcome)
+	b.done(store.ErrUnknownOutcome)
+	notOwner := &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Err: store.ErrNotOwner}
+	w := b.out
+	b.out = nil
+	ev := Result{}
+	for _, row := range w.rows {
+		if row.Row.Conversation == "g_1" {
+			ev.Results = append(ev.Results, store.AppendResult{Err: notOwner})
+		} else {
+			ev.Results = append(ev.Results, store.AppendResult{MessageID: row.Row.MessageID, Seq: 7})
+		}
+	}
+	b.step(ev)
+	lost.want(t, "unavailable", "behind")
+	mine.want(t, "ok")
+	if b.out != nil {
+		t.Errorf("it runs again: %q", b.outIDs())
+	}
+	_, changed := change(b, "g_1")
+	b.done(store.ErrUnknownOutcome)
+	b.done(notOwner)
+	if (*changed)[0] != "unavailable" || b.out != nil {
+		t.Errorf("a change: %q", *changed)
+	}
+}
+
 func TestLaneFindsThePoisonousRow(t *testing.T) {
 	for name, tt := range map[string]struct {
 		err  error

@@ -43,7 +43,9 @@ func Unknown(err error) bool {
 
 // final reports whether err (or nil) is the last word about a call: another try
 // would end in the same way.
-func final(err error) bool { return err == nil || typed(err) && !im.Retryable(err) }
+func final(err error) bool {
+	return err == nil || typed(err) && !im.Retryable(err) || errors.Is(err, store.ErrNotOwner)
+}
 
 // typed reports whether err carries a reason of its own.
 func typed(err error) bool {
@@ -80,7 +82,7 @@ func (l *Lane) answered(now time.Time, w *Work, results []store.AppendResult) {
 	}
 	var again []*pendingRow
 	for i, row := range w.rows {
-		if w.Reruns > 0 && results[i].Err != nil && im.Retryable(results[i].Err) {
+		if e := results[i].Err; w.Reruns > 0 && e != nil && im.Retryable(e) && !errors.Is(e, store.ErrNotOwner) {
 			again = append(again, row)
 			continue
 		}
@@ -129,7 +131,7 @@ func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 		for i, w := range row.waiters {
 			l.answerOne(w, Verdict{Result: res, Duplicate: !own || i > 0})
 		}
-		l.fx.Committed = append(l.fx.Committed, Committed{Send: &row.Send, Result: res, Own: own})
+		l.fx.Committed = append(l.fx.Committed, Committed{Send: &row.Send, Result: res, Own: own, Arrived: row.arrived})
 	}
 	l.finish(row)
 }

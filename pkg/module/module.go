@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 // Module is one role, or one shared part, of a node. The node calls the four
@@ -76,6 +77,8 @@ type Env struct {
 	Peers    *peer.Set
 	Ready    *Ready // where modules register their readiness checks
 	Keys     KeySource
+	// Trace remembers what became of messages here; nil = nothing does.
+	Trace *trace.Log
 	// MountPublic and MountOps add a handler to the public or the ops listener.
 	// Patterns are those of http.ServeMux. Only before Start.
 	MountPublic func(pattern string, h http.Handler)

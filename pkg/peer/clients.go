@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/ring"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 )
@@ -19,9 +20,26 @@ var (
 	directorySetBlock, directoryAdmit       = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                         = method("directory.Revoke")
 	directoryPutKey, directoryKeys          = method("directory.PutKey"), method("directory.Keys")
-	pushFanout, gatewayDeliver, gatewayKick = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick")
+	pushFanout, gatewayDeliver, gatewayKick, gatewayProbe = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick"), method("gateway.Probe")
 	peerCheck                               = method("peer.Check")
 )
+
+// shardKeys are the keys of all shards on the ring.
+var shardKeys = func() (keys [ring.Shards]string) {
+	for i := range keys {
+		keys[i] = ring.ShardKey(i)
+	}
+	return keys
+}()
+
+// shardKey is the key by which a conversation is placed on the ring of the state
+// nodes: that of its shard, which is owned as a whole. "" = of no conversation.
+func shardKey(conv string) string {
+	if conv == "" {
+		return ""
+	}
+	return shardKeys[ring.Shard(conv)]
+}
 
 type stateHandler = internalv1connect.StateServiceHandler
 
@@ -30,13 +48,13 @@ type stateClient struct{ s *Set }
 func (c stateClient) Submit(ctx context.Context, r *v1.SubmitRequest) (*v1.SubmitResponse, error) {
 	key := ""
 	if len(r.Runs) > 0 {
-		key = r.Runs[0].GetConversationId()
+		key = shardKey(r.Runs[0].GetConversationId())
 	}
 	return invoke(ctx, c.s, &c.s.state, stateSubmit, key, stateHandler.Submit, r)
 }
 
 func (c stateClient) Change(ctx context.Context, r *v1.ChangeRequest) (*v1.ChangeResponse, error) {
-	key := r.ConversationId
+	key := shardKey(r.ConversationId)
 	if key == "" {
 		key = r.RequestId // a new group: a repeat must come to the same place
 	}
@@ -52,7 +70,7 @@ func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkRespo
 	if len(parts) < 2 {
 		key := ""
 		if len(r.Marks) > 0 {
-			key = r.Marks[0].GetConversationId()
+			key = shardKey(r.Marks[0].GetConversationId())
 		}
 		return invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, r)
 	}
@@ -60,7 +78,7 @@ func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkRespo
 	var wg sync.WaitGroup
 	for _, p := range parts {
 		wg.Go(func() {
-			res, err := invoke(ctx, c.s, &c.s.state, stateMark, p.req.Marks[0].GetConversationId(), stateHandler.Mark, p.req)
+			res, err := invoke(ctx, c.s, &c.s.state, stateMark, shardKey(p.req.Marks[0].GetConversationId()), stateHandler.Mark, p.req)
 			for i, at := range p.index {
 				switch {
 				case err != nil:
@@ -103,11 +121,11 @@ func (c stateClient) Sync(ctx context.Context, r *v1.SyncRequest) (*v1.SyncRespo
 }
 
 func (c stateClient) History(ctx context.Context, r *v1.HistoryRequest) (*v1.HistoryResponse, error) {
-	return invoke(ctx, c.s, &c.s.state, stateHistory, r.GetHistory().GetConversationId(), stateHandler.History, r)
+	return invoke(ctx, c.s, &c.s.state, stateHistory, shardKey(r.GetHistory().GetConversationId()), stateHandler.History, r)
 }
 
 func (c stateClient) Members(ctx context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
-	return invoke(ctx, c.s, &c.s.state, stateMembers, r.ConversationId, stateHandler.Members, r)
+	return invoke(ctx, c.s, &c.s.state, stateMembers, shardKey(r.ConversationId), stateHandler.Members, r)
 }
 
 func (c stateClient) Heads(ctx context.Context, r *v1.HeadsRequest) (*v1.HeadsResponse, error) {
@@ -119,7 +137,7 @@ func (c stateClient) Heads(ctx context.Context, r *v1.HeadsRequest) (*v1.HeadsRe
 }
 
 func (c stateClient) ClearHistory(ctx context.Context, r *v1.ClearHistoryRequest) (*v1.ClearHistoryResponse, error) {
-	return invoke(ctx, c.s, &c.s.state, stateClear, r.ConversationId, stateHandler.ClearHistory, r)
+	return invoke(ctx, c.s, &c.s.state, stateClear, shardKey(r.ConversationId), stateHandler.ClearHistory, r)
 }
 
 // Health asks the state role of this process.
@@ -176,6 +194,10 @@ type gatewayClient struct {
 
 func (c gatewayClient) Deliver(ctx context.Context, r *v1.DeliverRequest) (*v1.DeliverResponse, error) {
 	return invokeAt(ctx, c.s, &c.s.gateway, gatewayDeliver, c.node, internalv1connect.GatewayServiceHandler.Deliver, r)
+}
+
+func (c gatewayClient) Probe(ctx context.Context, r *v1.ProbeRequest) (*v1.ProbeResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayProbe, c.node, internalv1connect.GatewayServiceHandler.Probe, r)
 }
 
 func (c gatewayClient) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickResponse, error) {

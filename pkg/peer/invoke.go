@@ -8,6 +8,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/balance"
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -68,7 +69,7 @@ func invoke[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 
 // repeatable reports whether a call that failed so may be made again elsewhere.
 func repeatable(m *Method, err error) bool {
-	if m.Repeat != v1.Repeat_REPEAT_ANYWHERE && m.Repeat != v1.Repeat_REPEAT_BACKUP {
+	if m.Repeat != v1.Repeat_REPEAT_ANYWHERE && m.Repeat != v1.Repeat_REPEAT_BACKUP && !failpoint.Bad(failpoint.RetryUnmarked) {
 		return false
 	}
 	return im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE

@@ -47,6 +47,10 @@ func (s *Set) Link(l Link) {
 	}
 }
 
+// Points is how many points a node of weight 1 has on the rings, 0 =
+// ring.DefaultPoints; for those who make the ring of a view themselves.
+func (s *Set) Points() int { return s.link.Points }
+
 // Update takes in who is in the cluster. Nodes that are gone get no new calls;
 // what is in flight with them may end. Without Link it does nothing.
 func (s *Set) Update(v *control.View) {

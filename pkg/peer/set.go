@@ -8,6 +8,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -32,6 +33,8 @@ type Set struct {
 	mu     sync.Mutex // of Update
 	view   *control.View
 	placed map[string][]control.Node // roles that do not come from the registry
+
+	trace *trace.Log // what is remembered of messages; nil = nothing
 }
 
 // handler holds the handler of a service in this process.
@@ -108,7 +111,7 @@ func (s *Set) Gateway(node im.NodeID) internalv1connect.GatewayServiceClient {
 
 // StateHome names the node that now orders the conversation, so that what goes
 // to one node can go in one call; "" = this process, or nobody.
-func (s *Set) StateHome(conv string) im.NodeID { return s.state.group.homeOf(conv) }
+func (s *Set) StateHome(conv string) im.NodeID { return s.state.group.homeOf(shardKey(conv)) }
 
 // PushHome names the node that now fans out the conversation; "" = this process,
 // or nobody.

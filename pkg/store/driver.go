@@ -27,6 +27,9 @@ var (
 	// ErrDSN says that a data source name is malformed or that no driver is
 	// linked for it: a fault of the configuration, exit status 78.
 	ErrDSN = errors.New("bad data source name")
+	// ErrAllocator says that the store gives out seqs in another way than this
+	// node is set to: a fault of the configuration, exit status 78.
+	ErrAllocator = errors.New("the allocator is another one")
 	// ErrCorrupt says that what is stored is damaged. Nothing was changed.
 	ErrCorrupt = errors.New("the store is damaged")
 	// ErrReadOnly says that the store can be read but not written.

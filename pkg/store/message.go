@@ -262,6 +262,12 @@ type SyncQuery struct {
 	Token   string
 	Cursors map[im.ConversationID]im.Seq // also list these if their head is above the value or the user is no member
 	Limit   int                          // 1 to MaxSyncPage
+	// Entries above 0 puts a page of at most so many on each state: what is above
+	// the conversation's cursor or, without one, the newest. 0 = no pages.
+	Entries int
+	// MaxBytes bounds the contents read for all of these pages: from where it is
+	// passed on, states have no page. 0 = no bound.
+	MaxBytes int
 }
 
 // SyncPage is one page of states in a fixed order. Token continues or, on the
@@ -294,6 +300,7 @@ type ConversationState struct {
 	PeerMember   *Member   // direct: the other user's positions
 	Closed       bool
 	Members      int
+	Page         *HistoryPage // as History reads it; nil = not asked for, no room, or nothing that the user may see
 }
 
 // UserHead is the head of one conversation as one user may see it.

@@ -46,8 +46,9 @@ func InOwnNetwork(t *testing.T, test func(t *testing.T)) {
 // Network is a switch with hosts, each of which has its own network namespace,
 // and this process, which reaches them all.
 type Network struct {
-	t testing.TB
-	n int
+	t    testing.TB
+	n    int
+	keep bool // its hosts stay until the process ends
 }
 
 // hub is the address of this process in a Network.
@@ -89,7 +90,9 @@ func (n *Network) Host() *Host {
 	if err := keeper.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	n.t.Cleanup(func() { _ = keeper.Process.Kill(); _ = keeper.Wait() })
+	if !n.keep {
+		n.t.Cleanup(func() { _ = keeper.Process.Kill(); _ = keeper.Wait() })
+	}
 	n.n++
 	h := &Host{Address: fmt.Sprintf("10.77.0.%d", n.n), n: n, pid: keeper.Process.Pid}
 	n.run(fmt.Sprintf("ip link add port%d type veth peer name eth0 netns %d", n.n, h.pid))

@@ -3,13 +3,16 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
+	"testing"
 	"time"
 )
 
@@ -20,6 +23,13 @@ const (
 	// Split is gateway and push in one process, state and scheduler in another,
 	// and etcd in a third.
 	Split = "split"
+	// Wide is gateway and push in one process, two processes with state, two with
+	// scheduler, etcd in one, and messages in Postgres.
+	Wide = "wide"
+	// Hosts is Wide with each process on a host of its own, which the network alone
+	// connects. The tests must run as root in a network of their own: see
+	// test/layouts.
+	Hosts = "hosts"
 )
 
 // layout is that of the environment.
@@ -35,17 +45,34 @@ type rest struct {
 	etcd *exec.Cmd
 	url  string // of etcd
 	back *Node
+	more []*Node // further ones
 }
+
+// nodes are all of them.
+func (r *rest) nodes() []*Node { return append([]*Node{r.back}, r.more...) }
 
 // whole reports whether the node has all its roles in its one process.
 func (n *Node) whole() bool {
 	if n.Layout == "" {
 		n.Layout = layout()
 	}
-	return n.Layout != Split || n.roles != ""
+	return n.Layout == AllInOne || n.roles != ""
 }
 
-// StoreDir is the folder in which messages are kept.
+// StartSQLite is Start for tests of the files in which messages are kept: where the
+// layout has Postgres, the node is Split.
+func StartSQLite(t testing.TB, args ...string) *Node {
+	t.Helper()
+	n := &Node{Dir: filepath.Join(t.TempDir(), "data"), Args: args, Layout: layout()}
+	if n.Layout != AllInOne {
+		n.Layout = Split
+	}
+	n.Begin(t)
+	return n
+}
+
+// StoreDir is the folder in which messages are kept; only where they are in
+// SQLite.
 func (n *Node) StoreDir() string {
 	if n.rest != nil {
 		return n.rest.back.Dir
@@ -68,18 +95,104 @@ func (n *Node) launchSplit() error {
 		if err != nil {
 			return err
 		}
-		r.back = &Node{Dir: n.Dir + "-state", Args: n.Args, Env: n.Env, t: n.t, roles: "state,scheduler", etcd: r.url}
-		n.rest, n.etcd = r, r.url
+		n.etcd = r.url
+		if err := n.spread(r); err != nil {
+			return err
+		}
+		n.rest = r
 	}
-	if err := n.rest.back.launch(); err != nil {
-		return err
+	for _, p := range n.rest.nodes() {
+		if err := p.launch(); err != nil {
+			return err
+		}
 	}
 	return n.launch()
 }
 
+// spread says which processes there are beside the one that clients talk to, and
+// on which hosts all of them are.
+func (n *Node) spread(r *rest) error {
+	if n.Layout == Split {
+		r.back = n.part("state,scheduler", "-state")
+		return nil
+	}
+	n.shared = SharedPostgres(n.t).serve(n.t)
+	if n.Layout == Hosts {
+		key := n.Dir + "-key"
+		if err := os.WriteFile(key, []byte("a key that all processes of this cluster have\n"), 0o600); err != nil {
+			return err
+		}
+		n.shared = append(n.shared, "--set", "peers.allow_plaintext=true", "--set", "peers.key_file="+key,
+			"--set", "gateway.limits.failed_hellos=1000000", "--set", "gateway.limits.address_rate=1000000") // loopback is exempt; here the tests come from elsewhere
+		n.host = hosts(n.t)[0]
+	}
+	r.back = n.part("state", "-state")
+	r.more = []*Node{n.part("state", "-state2"), n.part("scheduler", "-scheduler"), n.part("scheduler", "-scheduler2")}
+	if n.Layout == Hosts {
+		for i, p := range append([]*Node{r.back}, r.more...) {
+			p.host = hosts(n.t)[i+1]
+		}
+	}
+	return nil
+}
+
+// CutHalf swallows what the second state and the second scheduler process say and
+// hear, to the others and to etcd; the message store they reach. heal undoes it.
+// Only for a node in the layout Hosts.
+func (n *Node) CutHalf() (heal func()) {
+	n.t.Helper()
+	here := []*Host{n.host, n.rest.back.host, n.rest.more[1].host}
+	there := []*Host{n.rest.more[0].host, n.rest.more[2].host}
+	for _, h := range there {
+		h.Cut()
+		h.Cut(here...)
+	}
+	return func() {
+		for _, h := range there {
+			h.Heal()
+			h.Heal(here...)
+		}
+	}
+}
+
+// part is a process of the node with the roles.
+func (n *Node) part(roles, suffix string) *Node {
+	return &Node{Dir: n.Dir + suffix, Args: n.Args, Env: n.Env, t: n.t, roles: roles, etcd: n.etcd, shared: n.shared}
+}
+
+// fiveHosts are the hosts of all nodes of the test process, which take turns on
+// them: every process has ports of its own.
+var fiveHosts struct {
+	sync.Mutex
+	all []*Host
+}
+
+func hosts(t testing.TB) []*Host {
+	t.Helper()
+	fiveHosts.Lock()
+	defer fiveHosts.Unlock()
+	if fiveHosts.all == nil {
+		all, err := net.Interfaces()
+		if err != nil || slices.ContainsFunc(all, func(i net.Interface) bool { return i.Flags&(net.FlagUp|net.FlagLoopback) == net.FlagUp }) {
+			t.Fatalf("%s=%s is not for the network of the machine: run test/layouts (%v)", "IMD_TEST_LAYOUT", Hosts, err)
+		}
+		n := NewNetwork(t)
+		n.keep = true
+		for range 5 {
+			fiveHosts.all = append(fiveHosts.all, n.Host())
+		}
+	}
+	return fiveHosts.all
+}
+
 // startEtcd starts a server that lasts as long as the test.
 func (n *Node) startEtcd() (*rest, error) {
-	client, peer := freeAddress(n.t), freeAddress(n.t)
+	at := "127.0.0.1"
+	if n.Layout == Hosts {
+		hosts(n.t) // makes the switch, on which this process has an address
+		at = hub
+	}
+	client, peer := freeAddressOn(n.t, at), freeAddressOn(n.t, at)
 	r := &rest{url: "http://" + client}
 	r.etcd = exec.Command(Binary(n.t), "etcd", "--data-dir", n.Dir+"-etcd", "--listen-client", r.url, "--listen-peer", "http://"+peer)
 	r.etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -110,12 +223,14 @@ func chosen(args []string) bool {
 	})
 }
 
-// stopBoth stops the two processes of a split node, clients first, and returns
+// stopBoth stops the processes of a split node, clients first, and returns
 // the first exit status that is not 0.
 func (n *Node) stopBoth() int {
 	status := n.stop()
-	if s := n.rest.back.stop(); status == 0 {
-		status = s
+	for _, p := range n.rest.nodes() {
+		if s := p.stop(); status == 0 {
+			status = s
+		}
 	}
 	return status
 }
@@ -131,5 +246,5 @@ func (n *Node) signal(s syscall.Signal) error {
 // Beside is another node of the same cluster with the roles, in a folder of its
 // own; it does not run yet. Only for a split node.
 func (n *Node) Beside(roles string) *Node {
-	return &Node{Dir: filepath.Join(n.t.TempDir(), "data"), Args: n.Args, Env: n.Env, roles: roles, etcd: n.etcd, t: n.t}
+	return &Node{Dir: filepath.Join(n.t.TempDir(), "data"), Args: n.Args, Env: n.Env, roles: roles, etcd: n.etcd, shared: n.shared, host: n.host, t: n.t}
 }

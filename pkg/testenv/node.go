@@ -71,6 +71,9 @@ type Node struct {
 	roles string // "" = all, or what the layout says
 	etcd  string // URL; "" = the one inside the process
 	rest  *rest  // nil unless split
+	host  *Host  // where the process runs; nil = beside the test
+	// shared are arguments that all processes of the node have.
+	shared []string
 
 	t    testing.TB
 	cmd  *exec.Cmd
@@ -135,12 +138,16 @@ func (n *Node) launch() error {
 	case roles == "":
 		roles = "all"
 	}
-	args := []string{"serve", "--roles=" + roles, "--data-dir", n.Dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
-	if n.etcd != "" {
-		args = append(args, "--set", "controlplane.endpoints="+n.etcd, "--set", "peers.listen=127.0.0.1:0")
+	at, under := "127.0.0.1:0", slices.Clone(n.Under)
+	if n.host != nil {
+		at, under = n.host.Address+":0", append(n.host.Under(), under...)
 	}
-	args = append(args, n.Args...)
-	line := append(append(slices.Clone(n.Under), Binary(n.t)), args...)
+	args := []string{"serve", "--roles=" + roles, "--data-dir", n.Dir, "--listen", at, "--ops-listen", at}
+	if n.etcd != "" {
+		args = append(args, "--set", "controlplane.endpoints="+n.etcd, "--set", "peers.listen="+at)
+	}
+	args = append(append(args, n.shared...), n.Args...)
+	line := append(append(under, Binary(n.t)), args...)
 	n.cmd = exec.Command(line[0], line[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -169,8 +176,10 @@ func (n *Node) launch() error {
 // WaitReady waits until /readyz says yes.
 func (n *Node) WaitReady(limit time.Duration) error {
 	if n.rest != nil {
-		if err := n.rest.back.WaitReady(limit); err != nil {
-			return err
+		for _, p := range n.rest.nodes() {
+			if err := p.WaitReady(limit); err != nil {
+				return err
+			}
 		}
 	}
 	deadline := time.Now().Add(limit)
@@ -210,7 +219,11 @@ func (n *Node) PID() int { return n.cmd.Process.Pid }
 // Log is what the process, or those of a split node, have written so far.
 func (n *Node) Log() string {
 	if n.rest != nil {
-		return n.log.String() + n.rest.back.log.String()
+		text := n.log.String()
+		for _, p := range n.rest.nodes() {
+			text += p.log.String()
+		}
+		return text
 	}
 	return n.log.String()
 }
@@ -229,7 +242,9 @@ func (n *Node) Kill() {
 	n.Signal(syscall.SIGKILL)
 	<-n.done
 	if n.rest != nil {
-		n.rest.back.Kill()
+		for _, p := range n.rest.nodes() {
+			p.Kill()
+		}
 	}
 }
 

@@ -62,7 +62,7 @@ func SharedPostgres(t testing.TB) *Postgres {
 	postgresMu.Lock()
 	defer postgresMu.Unlock()
 	if postgresShared == nil {
-		postgresShared = newPostgres(t, PostgresOptions{})
+		postgresShared = newPostgres(t, PostgresOptions{Settings: []string{"max_connections=600"}})
 	}
 	return postgresShared
 }
@@ -406,7 +406,26 @@ func (p *Postgres) remove() {
 // the flags that let a node keep its messages there.
 func (p *Postgres) Serve(t testing.TB) []string {
 	t.Helper()
-	flags := []string{"--postgres", p.Database(t) + "&imd_unsafe=yes"} // tests do without fsync
+	return p.migrated(t, p.Database(t))
+}
+
+// serve is Serve over the server's socket in the file system, which processes in
+// other networks reach too.
+func (p *Postgres) serve(t testing.TB) []string {
+	t.Helper()
+	u, err := url.Parse(p.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := url.Values{"host": {p.Dir}, "port": {u.Port()}, "sslmode": {"disable"}}
+	u.Host, u.RawQuery = "", q.Encode()
+	return p.migrated(t, u.String())
+}
+
+// migrated makes the schema in a database and gives the flags that name it.
+func (p *Postgres) migrated(t testing.TB, dsn string) []string {
+	t.Helper()
+	flags := []string{"--postgres", dsn + "&imd_unsafe=yes"} // tests do without fsync
 	ctx, cancel := context.WithTimeout(context.Background(), ReadyIn)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, Binary(t), append([]string{"migrate", "up"}, flags...)...).CombinedOutput(); err != nil {

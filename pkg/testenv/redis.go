@@ -50,7 +50,13 @@ func StartRedis(t testing.TB, args ...string) *Redis {
 
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return freeAddressOn(t, "127.0.0.1")
+}
+
+// freeAddressOn is the same on an address of this machine.
+func freeAddressOn(t testing.TB, ip string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", ip+":0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ func TestAcknowledgedSurvivesKill(t *testing.T) {
 // Statements 18 and 20.
 func TestStalledStore(t *testing.T) {
 	t.Parallel()
-	n := testenv.Start(t, testenv.NoLimits()...)
+	n := testenv.StartSQLite(t, testenv.NoLimits()...)
 	both(t, n, nil, func(t *testing.T, s *suite) {
 		a := s.login(t, "ann", "d")
 		a.MustSend(testenv.ToUser(s.user("bob"), "first"))
@@ -388,7 +388,7 @@ func TestDrain(t *testing.T) {
 // Statement 39.
 func TestRestoredStoreIsNoticed(t *testing.T) {
 	t.Parallel()
-	n := testenv.Start(t)
+	n := testenv.StartSQLite(t)
 	both(t, n, nil, func(t *testing.T, s *suite) {
 		a := s.login(t, "ann", "d")
 		a.MustSend(testenv.ToUser(s.user("bob"), "kept"))

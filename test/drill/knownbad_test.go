@@ -3,8 +3,10 @@
 package drill
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,6 +37,8 @@ var mistakes = []mistake{
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
+	{failpoint.CacheIsAuthority, "what Redis says of a repeated send is believed, whatever its content", "", []string{"--layout", "postgres", "--faults", "redis-mix"}},
+	{failpoint.NoAntiEntropy, "nothing compares heads, so that a lost fan-out is never found", "state.before_fanout error 0.3", []string{"--faults", "delay", "--antientropy", "1s"}},
 	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
 	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
 	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6")},
@@ -43,6 +47,58 @@ var mistakes = []mistake{
 // plane is a drill of the control plane, with few clients.
 func plane(fault, minutes string) []string {
 	return []string{"--layout", "control", "--faults", fault, "--minutes", minutes, "--conns", "20", "--users", "20", "--rate", "20"}
+}
+
+// judged is a defect that a drill cannot have in it or cannot see, and the test
+// that notices it.
+type judged struct {
+	name, what string
+	pkg, test  string
+	sees       bool // the test has the defect in it, and passes if it is noticed; else it is given the defect and must fail
+}
+
+var tests = []judged{
+	{string(failpoint.PlainReadFence), "an owner of a shard looks at its fence and does not hold it", "./test/segment", "TestKnownBadIsCaught/plain-read-fence", true},
+	{string(failpoint.EarlyHead), "an owner reserves its numbers before it has taken over", "./test/segment", "TestKnownBadIsCaught/head-before-takeover", true},
+	{string(failpoint.RetryUnmarked), "calls are repeated at other nodes, whatever their method says", "./pkg/peer", "TestOnlyMarkedMethodsAreRepeated", false},
+	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
+}
+
+// hunt runs the test until the defect is noticed, and returns the row of the
+// table. What comes about by chance may take several tries, as drills do.
+func (j judged) hunt(t *testing.T) string {
+	t.Helper()
+	how, sound, env := "the judge", "^$", []string(nil) // sound only compiles
+	if !j.sees {
+		how, sound, env = "fails", j.pattern(), []string{failpoint.BadVar + "=" + j.name}
+	}
+	if out, err := j.run(t, sound); err != nil {
+		t.Errorf("%s without the defect: %v\n%s", j.pkg, err, out)
+		return ""
+	}
+	for began := time.Now(); time.Since(began) < caughtWithin; {
+		if out, err := j.run(t, j.pattern(), env...); (err == nil) == j.sees {
+			return fmt.Sprintf("| `%s` | %s | test `%s` in `%s` | - | %s | %.0f s |", j.name, j.what, j.test, j.pkg, how, time.Since(began).Seconds())
+		} else if !j.sees {
+			t.Logf("the test passes with the defect: %s", out)
+		}
+	}
+	t.Errorf("not noticed by %s in %s", j.test, j.pkg)
+	return ""
+}
+
+func (j judged) pattern() string { return "^" + strings.ReplaceAll(j.test, "/", "$/^") + "$" }
+
+// run runs tests of the package in a build with the tag drill.
+func (j judged) run(t *testing.T, pattern string, env ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), caughtWithin)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "test", "-trimpath", "-tags", "drill", "-count=1", "-run", pattern, j.pkg)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // Each defect is noticed, and without it the same drill finds nothing.
@@ -56,6 +112,15 @@ func TestKnownBad(t *testing.T) {
 		t.Run(string(m.defect), func(t *testing.T) {
 			row := m.hunt(t)
 			if row != "" {
+				t.Log(row)
+				rows = append(rows, row)
+			}
+		})
+	}
+	for _, j := range tests {
+		t.Run(j.name, func(t *testing.T) {
+			if row := j.hunt(t); row != "" {
+				t.Log(row)
 				rows = append(rows, row)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
+	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -57,6 +59,29 @@ type world struct {
 	etcd   string
 	stores shared
 	nodes  map[string]*part
+	// dsn is a Postgres to which each node connects in place of the shared store;
+	// "" = none.
+	dsn   string
+	grace time.Duration
+
+	mu    sync.Mutex // of nodes, for tests that start some anew
+	boots int
+}
+
+// part is a node as it is now.
+func (w *world) part(id string) *part {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.nodes[id]
+}
+
+// stopAll stops all nodes at once.
+func (w *world) stopAll() {
+	var wg sync.WaitGroup
+	for _, p := range w.nodes {
+		wg.Go(p.stop)
+	}
+	wg.Wait()
 }
 
 // part is one node.
@@ -90,28 +115,58 @@ func (w *world) token(t *testing.T, user string) string {
 
 func newWorld(t *testing.T, nodes map[string][]string) *world {
 	t.Helper()
-	ctx, addr := context.Background(), freeAddress(t)
-	srv, err := embedded.Start(ctx, t.TempDir(), zap.NewNop(), embedded.Listen(addr))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = srv.Close() })
-	messages, err := sqlite.OpenURL(ctx, &url.URL{Scheme: "sqlite", Path: t.TempDir() + "/imd.db"}, zap.NewNop())
+	messages, err := sqlite.OpenURL(context.Background(), &url.URL{Scheme: "sqlite", Path: t.TempDir() + "/imd.db"}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = messages.Close() })
-	w := &world{etcd: "http://" + addr, stores: shared{messages, memory.New()}, nodes: map[string]*part{}}
+	w := &world{etcd: startEtcd(t), stores: shared{messages, memory.New()}, nodes: map[string]*part{}, grace: 10 * time.Second}
+	w.begin(t, nodes)
+	return w
+}
+
+// begin starts the nodes and waits until they know each other.
+func (w *world) begin(t *testing.T, nodes map[string][]string) {
+	t.Helper()
 	for id, roles := range nodes {
 		w.nodes[id] = w.launch(t, id, roles)
 	}
+	w.settle(t)
+}
+
+// settle waits until all nodes serve and know each other.
+func (w *world) settle(t *testing.T) {
+	t.Helper()
 	for id, p := range w.nodes {
 		until(t, id+" serves and knows all", func() bool {
-			return p.node.Record().State == control.Serving && len(p.handle.View().Nodes) == len(nodes) && !slices.ContainsFunc(p.handle.View().Nodes, func(n control.Node) bool { return n.State != control.Serving })
+			return p.node.Record().State == control.Serving && len(p.handle.View().Nodes) == len(w.nodes) && !slices.ContainsFunc(p.handle.View().Nodes, func(n control.Node) bool { return n.State != control.Serving })
 		})
 	}
 	time.Sleep(2 * control.Quiet) // for the rings to follow the views
-	return w
+}
+
+// openMessages opens the message store of one node.
+func (w *world) openMessages(ctx context.Context, u *url.URL, log *zap.Logger) (store.MessageStore, error) {
+	if w.dsn == "" {
+		return w.stores, nil
+	}
+	u, err := url.Parse(w.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return postgres.OpenURL(ctx, u, log)
+}
+
+// startEtcd starts a server that lasts as long as the test, and gives its URL.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	addr := freeAddress(t)
+	srv, err := embedded.Start(context.Background(), t.TempDir(), zap.NewNop(), embedded.Listen(addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = srv.Close() })
+	return "http://" + addr
 }
 
 // freeAddress is a loopback address that was free a moment ago.
@@ -142,8 +197,8 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 		Control: w.openControl,
 		Names:   func(*module.Env) peers.NamesOpener { return nil },
 		Stores: storage.Drivers{
-			Messages: store.Drivers[store.MessageStore]{"sqlite": func(context.Context, *url.URL, *zap.Logger) (store.MessageStore, error) { return w.stores, nil }},
-			Routes: store.Drivers[store.RouteStore]{"memory": func(context.Context, *url.URL, *zap.Logger) (store.RouteStore, error) {
+			Messages: store.Drivers[store.MessageStore]{"sqlite": w.openMessages},
+			Routes: map[string]storage.RouteOpener{"memory": func(context.Context, storage.RouteOptions, *zap.Logger) (store.RouteStore, error) {
 				return sharedRoutes{w.stores.routes}, nil
 			}},
 			Dedup: map[string]storage.DedupOpener{"memory": func(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
@@ -163,7 +218,8 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 	if err != nil {
 		t.Fatal(err)
 	}
-	public, ops, boot := http.NewServeMux(), http.NewServeMux(), "boot-"+id
+	public, ops, boot := http.NewServeMux(), http.NewServeMux(), fmt.Sprint("boot-", id, w.boots)
+	w.boots++
 	ops.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { rw.Header().Set(control.BootHeader, boot) })
 	p.ops = httptest.NewServer(ops)
 	base := module.Env{
@@ -175,7 +231,7 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 	}
 	p.node, err = module.New(chosen, module.Options{
 		Record: control.Node{ID: im.NodeID(id), BootID: boot, Roles: roles, Version: "test", Weight: 1, Started: time.Now()},
-		Grace:  10 * time.Second, Ready: base.Ready, Log: zap.NewNop(), Changed: func(n control.Node) { p.public, p.internal = n.Public, n.Internal },
+		Grace:  w.grace, Ready: base.Ready, Log: zap.NewNop(), Changed: func(n control.Node) { p.public, p.internal = n.Public, n.Internal },
 		Env: func(module.Spec) *module.Env { env := base; return &env },
 	})
 	if err != nil {

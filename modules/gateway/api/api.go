@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/proto/gen/public/imd/v1/imdv1connect"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -26,11 +28,18 @@ type Limiter interface {
 	Send(user im.UserID, conv im.ConversationID) (ok bool, wait time.Duration)
 }
 
+// Routes is what the API asks of the route store.
+type Routes interface {
+	Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error)
+}
+
 // Deps are what the API works with.
 type Deps struct {
 	State     internalv1connect.StateServiceClient
 	Directory internalv1connect.DirectoryServiceClient
 	Verifier  *auth.Verifier
+	// Routes is the table of live sessions.
+	Routes func() (Routes, error)
 	// Keys are the keys that sign minted tokens; the first one is used.
 	Keys    func() []auth.Key
 	Limiter Limiter // nil = no limits

@@ -40,6 +40,8 @@ var policies = map[string]policy{
 	conn.UserServiceSetDisabledProcedure:           {scope: auth.ScopeUsers, keysOnly: true},
 	conn.UserServiceBlockProcedure:                 {scope: auth.ScopeUsers, asUser: true},
 	conn.UserServiceUnblockProcedure:               {scope: auth.ScopeUsers, asUser: true},
+	conn.UserServiceDevicesProcedure:               {scope: auth.ScopeUsers, keysOnly: true},
+	conn.UserServiceKickProcedure:                  {scope: auth.ScopeUsers, keysOnly: true},
 	conn.TokenServiceMintProcedure:                 {scope: auth.ScopeTokens, keysOnly: true},
 	conn.TokenServiceRevokeProcedure:               {scope: auth.ScopeTokens, keysOnly: true},
 }

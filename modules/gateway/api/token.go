@@ -74,21 +74,24 @@ func (s tokens) claims(r *imdv1.MintRequest) (auth.Claims, error) {
 
 // Revoke ends one login, or all logins a user has at this moment.
 func (s tokens) Revoke(ctx context.Context, r *imdv1.RevokeRequest) (*imdv1.RevokeResponse, error) {
-	if err := checkID("user_id", r.UserId); err != nil {
-		return nil, err
-	}
-	if r.LoginId != "" {
-		if err := checkID("login_id", r.LoginId); err != nil {
-			return nil, err
-		}
-	}
-	// No token issued so far lives longer than this.
-	until := s.a.Now().Add(s.a.Verifier.MaxLife() + s.a.Verifier.Leeway()).UnixMilli()
-	_, err := s.a.Directory.Revoke(ctx, &v1.RevokeRequest{
-		UserId: r.UserId, LoginId: r.LoginId, Reason: im.ReasonName(clientv1.Reason_REASON_REVOKED), UntilMs: until,
-	})
-	if err != nil {
+	if err := s.a.endLogins(ctx, r.UserId, r.LoginId, clientv1.Reason_REASON_REVOKED); err != nil {
 		return nil, err
 	}
 	return &imdv1.RevokeResponse{}, nil
+}
+
+// endLogins ends one login, or all if none is named.
+func (a *API) endLogins(ctx context.Context, user, login string, why clientv1.Reason) error {
+	if err := checkID("user_id", user); err != nil {
+		return err
+	}
+	if login != "" {
+		if err := checkID("login_id", login); err != nil {
+			return err
+		}
+	}
+	// No token issued so far lives longer than this.
+	until := a.Now().Add(a.Verifier.MaxLife() + a.Verifier.Leeway()).UnixMilli()
+	_, err := a.Directory.Revoke(ctx, &v1.RevokeRequest{UserId: user, LoginId: login, Reason: im.ReasonName(why), UntilMs: until})
+	return err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/store/memory"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -213,7 +214,7 @@ func start(t *testing.T, change func(*Deps)) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := Deps{State: peers.State(), Directory: peers.Directory(), Verifier: v, Keys: keys, Log: zap.NewNop(), Reg: f.reg, Now: func() time.Time { return f.now }}
+	d := Deps{State: peers.State(), Routes: func() (Routes, error) { return memory.New(), nil }, Directory: peers.Directory(), Verifier: v, Keys: keys, Log: zap.NewNop(), Reg: f.reg, Now: func() time.Time { return f.now }}
 	if change != nil {
 		change(&d)
 	}

@@ -126,7 +126,7 @@ func (d *discoverer) take(ev discoveryEvent) bool {
 
 // show publishes. The caller holds mu, so that views come in order.
 func (d *discoverer) show() {
-	d.publish(&control.View{Nodes: d.state.view(), Revision: d.revision, Stale: d.stale})
+	d.publish(&control.View{Nodes: d.state.view(), Revision: d.revision, Cluster: d.cluster, Stale: d.stale})
 }
 
 // run probes and saves until ctx is done.

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -19,13 +18,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/dedup/deduptest"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
@@ -35,12 +34,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*call).DelayDo.func1"))
 }
 
-const patience = 10 * time.Second
+const (
+	patience = 10 * time.Second
+	// closeTime is how long closing may take.
+	closeTime = 2 * time.Second
+)
 
 // open opens a cache and waits until it answers.
 func open(t *testing.T, url string, o dedup.Options) *Cache {
 	t.Helper()
-	c, err := Open(Config{URL: url, Options: o}, zap.NewNop())
+	c, err := Open(Config{Config: redis.Config{URL: url}, Options: o}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +199,7 @@ func TestAHungServerCostsLittleAndThenNothing(t *testing.T) {
 
 func TestCloseDoesNotWaitForAHungServer(t *testing.T) {
 	r := testenv.StartRedis(t)
-	c, err := Open(Config{URL: r.URL()}, zap.NewNop())
+	c, err := Open(Config{Config: redis.Config{URL: r.URL()}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +242,7 @@ func TestADeadServerIsFoundAgain(t *testing.T) {
 func TestAServerThatComesLater(t *testing.T) {
 	r := testenv.StartRedis(t)
 	r.Kill()
-	c, err := Open(Config{URL: r.URL()}, zap.NewNop())
+	c, err := Open(Config{Config: redis.Config{URL: r.URL()}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,12 +296,7 @@ func TestPasswords(t *testing.T) {
 	if f := c.try(t, "n1", key("a")); f.State != dedup.Claimed {
 		t.Fatalf("found %+v", f)
 	}
-	wrong, err := Open(Config{URL: "redis://:wrong@" + r.Addr}, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer wrong.Close()
-	if err := wrong.there(t.Context()); dedup.ClassOf(err) != dedup.Refused {
+	if _, err := redis.Examine(t.Context(), redis.Config{URL: "redis://:wrong@" + r.Addr}); dedup.ClassOf(err) != dedup.Refused {
 		t.Errorf("a wrong password: %v", err)
 	}
 }
@@ -308,7 +306,7 @@ func TestTLS(t *testing.T) {
 	r := testenv.StartRedis(t)
 	_, port, _ := net.SplitHostPort(r.Addr)
 	r.MustDo("CONFIG", "SET", "tls-cert-file", files[0], "tls-key-file", files[1], "tls-ca-cert-file", files[0], "tls-auth-clients", "no", "port", "0", "tls-port", port)
-	c, err := Open(Config{URL: "rediss://" + r.Addr, TLS: &tls.Config{RootCAs: roots}}, zap.NewNop())
+	c, err := Open(Config{Config: redis.Config{URL: "rediss://" + r.Addr, TLS: &tls.Config{RootCAs: roots}}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,12 +315,7 @@ func TestTLS(t *testing.T) {
 	if f := c.try(t, "n1", key("a")); f.State != dedup.Claimed {
 		t.Fatalf("found %+v", f)
 	}
-	stranger, err := Open(Config{URL: "rediss://" + r.Addr}, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stranger.Close()
-	if err := stranger.there(t.Context()); err == nil {
+	if _, err := redis.Examine(t.Context(), redis.Config{URL: "rediss://" + r.Addr}); err == nil {
 		t.Fatal("a certificate that nobody vouches for was believed")
 	}
 }
@@ -378,61 +371,12 @@ func TestACallerWithoutTime(t *testing.T) {
 	}
 }
 
-func TestCallsAreBounded(t *testing.T) {
-	r := testenv.StartRedis(t)
-	c := open(t, r.URL(), dedup.Options{})
-	for range maxCalls {
-		c.slot <- struct{}{}
-	}
-	if _, err := c.Try(t.Context(), "n1", []dedup.Key{key("a")}); dedup.ClassOf(err) != dedup.Busy {
-		t.Fatalf("error %v", err)
-	}
-	for range maxCalls {
-		<-c.slot
-	}
-	c.try(t, "n1", key("a"))
-}
-
-func TestURLs(t *testing.T) {
-	for url, good := range map[string]bool{
-		"redis://h:1/0": true, "rediss://u:p@h:1": true, "unix:///run/redis.sock": true, "redis://h:1?addr=h2:1": true,
-		"http://h": false, "redis://h/x": false, "redis://u:secret@h/x": false, "://": false,
-	} {
-		_, err := options(Config{URL: url})
-		if good != (err == nil) {
-			t.Errorf("%s: %v", url, err)
-		}
-		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the error repeats the password: %v", err)
-		}
-	}
-}
-
-func TestClasses(t *testing.T) {
-	if classOf(nil) != "" || classOf(errors.New("x")) != dedup.Connection || classOf(context.DeadlineExceeded) != dedup.Timeout ||
-		classOf(rueidis.ErrClosing) != dedup.Connection {
-		t.Error("errors that are not the server's")
-	}
-	r := testenv.StartRedis(t)
-	c := open(t, r.URL(), dedup.Options{})
-	for text, want := range map[string]dedup.Class{
-		"MOVED 1 127.0.0.1:1": dedup.Moved, "CLUSTERDOWN Hash slot not served": dedup.Moved, "OOM command not allowed": dedup.Full,
-		"LOADING Redis is loading": dedup.Other, "NOPERM no": dedup.Refused, "MISCONF no": dedup.ReadOnly, "ERR x": dedup.Other,
-	} {
-		cl := *c.client.Load()
-		err := cl.Do(t.Context(), cl.B().Eval().Script("return redis.error_reply(ARGV[1])").Numkeys(0).Arg(text).Build()).Error()
-		if got := classOf(err); got != want {
-			t.Errorf("%q (%v) is of class %s, want %s", text, err, got, want)
-		}
-	}
-}
-
 // BenchmarkTry is one look-up of so many keys that are known.
 func BenchmarkTry(b *testing.B) {
 	for _, n := range []int{1, 100} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			r := testenv.StartRedis(b)
-			c, err := Open(Config{URL: r.URL()}, zap.NewNop())
+			c, err := Open(Config{Config: redis.Config{URL: r.URL()}}, zap.NewNop())
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -1,17 +1,14 @@
 package memory
 
 import (
-	"cmp"
 	"context"
 	"hash/maphash"
-	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
-
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -34,20 +31,35 @@ var _ store.RouteStore = (*Routes)(nil)
 type shard struct {
 	mu    sync.Mutex
 	epoch uint64 // the highest route epoch given out here; outlives the routes
-	users map[im.UserID][]store.Route
+	users map[im.UserID]*user
 }
+
+// user is what one user has; never nothing.
+type user struct {
+	routes []store.Route
+	// displaced says why sessions lost their routes. It ends with their release;
+	// of too many the oldest is forgotten first.
+	displaced []displacement
+}
+
+// displacement is a session that lost its route to a newer one.
+type displacement struct {
+	session im.SessionID
+	why     store.Standing
+}
+
+// maxDisplaced is how many are remembered of one user. The sessions were told
+// when it happened, by a call that cannot get lost inside a process.
+const maxDisplaced = 32
 
 // New is an empty route store.
 func New() *Routes {
 	r := &Routes{now: time.Now, seed: maphash.MakeSeed()}
 	for i := range r.shard {
-		r.shard[i].users = map[im.UserID][]store.Route{}
+		r.shard[i].users = map[im.UserID]*user{}
 	}
 	return r
 }
-
-// Open is the driver's store.Opener; dsn is "memory:".
-func Open(_ context.Context, _ *url.URL, _ *zap.Logger) (store.RouteStore, error) { return New(), nil }
 
 func (r *Routes) of(user im.UserID) *shard {
 	return &r.shard[maphash.String(r.seed, string(user))%shards]
@@ -70,35 +82,107 @@ func (r *Routes) Claim(ctx context.Context, route store.Route, p store.Policy) (
 	s := r.of(route.User)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c, keep, ok := admit(s.users[route.User], route, p)
-	if !ok {
-		return store.Claim{}, im.Errorf(clientv1.Reason_REASON_LOGIN_REFUSED, "memory.Claim", "another login is active")
+	if route.Epoch == 0 {
+		route.Epoch = max(s.epoch+1, uint64(r.now().UnixMicro()))
 	}
-	s.epoch = max(s.epoch+1, uint64(r.now().UnixMicro()))
-	route.Epoch, c.Epoch = s.epoch, s.epoch
-	s.users[route.User] = append(keep, route)
+	c, ok := s.put(route, p)
+	if !ok {
+		return c, im.Errorf(clientv1.Reason_REASON_LOGIN_REFUSED, "memory.Claim", "another login is active")
+	}
 	return c, nil
 }
 
+// put lets a route in that has its epoch; false = the policy refuses it.
+func (s *shard) put(route store.Route, p store.Policy) (store.Claim, bool) {
+	u := s.users[route.User]
+	if u == nil {
+		u = &user{}
+	}
+	c, keep, ok := store.Admit(u.routes, route, p)
+	if !ok || c.Standing != store.Kept {
+		return c, ok
+	}
+	s.epoch = max(s.epoch, route.Epoch)
+	u.routes = append(keep, route)
+	u.displace(c.Superseded, store.Superseded)
+	u.displace(c.Replaced, store.Replaced)
+	s.users[route.User] = u
+	return c, true
+}
+
+func (u *user) displace(routes []store.Route, why store.Standing) {
+	for _, r := range routes {
+		u.displaced = append(u.displaced, displacement{r.Session, why})
+	}
+	u.displaced = u.displaced[max(0, len(u.displaced)-maxDisplaced):]
+}
+
+// Refresh is store.RouteStore's. Routes do not end by themselves here.
+func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Standing, error) {
+	if err := r.check(ctx, "memory.Refresh"); err != nil {
+		return nil, err
+	}
+	out := make([]store.Standing, len(routes))
+	for i, x := range routes {
+		out[i] = r.of(x.User).refresh(x)
+	}
+	return out, nil
+}
+
+func (s *shard) refresh(r store.Route) store.Standing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u := s.users[r.User]; u != nil {
+		for _, h := range u.routes {
+			if h.Session == r.Session && h.Epoch == r.Epoch {
+				return store.Kept
+			}
+		}
+		for _, d := range u.displaced {
+			if d.session == r.Session {
+				return d.why
+			}
+		}
+	}
+	if c, _ := s.put(r, store.Policy{}); c.Standing != store.Kept {
+		return c.Standing
+	}
+	return store.Restored
+}
+
 // Release is store.RouteStore's.
-func (r *Routes) Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error) {
+func (r *Routes) Release(ctx context.Context, id im.UserID, session im.SessionID, epoch uint64) (bool, error) {
 	if err := r.check(ctx, "memory.Release"); err != nil {
 		return false, err
 	}
-	s := r.of(user)
+	s := r.of(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have := s.users[user]
-	i := slices.IndexFunc(have, func(x store.Route) bool { return x.Session == session && x.Epoch == epoch })
-	if i < 0 {
-		return false, nil
+	if u := s.users[id]; u != nil {
+		u.displaced = slices.DeleteFunc(u.displaced, func(d displacement) bool { return d.session == session })
 	}
-	if len(have) == 1 {
-		delete(s.users, user)
-		return true, nil
+	return s.remove(id, func(x store.Route) bool {
+		return x.Session == session && x.Epoch == epoch || failpoint.Bad(failpoint.ReleaseAnySession)
+	}) > 0, nil
+}
+
+// remove takes the routes of a user away that match, and says how many.
+func (s *shard) remove(id im.UserID, match func(store.Route) bool) int {
+	u := s.users[id]
+	if u == nil {
+		return 0
 	}
-	s.users[user] = slices.Delete(have, i, i+1)
-	return true, nil
+	before := len(u.routes)
+	u.routes = slices.DeleteFunc(u.routes, match)
+	s.tidy(id, u)
+	return before - len(u.routes)
+}
+
+// tidy forgets a user who has nothing.
+func (s *shard) tidy(id im.UserID, u *user) {
+	if len(u.routes)+len(u.displaced) == 0 {
+		delete(s.users, id)
+	}
 }
 
 // Lookup is store.RouteStore's.
@@ -107,13 +191,64 @@ func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, 
 		return nil, err
 	}
 	var out []store.Route
-	for _, u := range users {
-		s := r.of(u)
+	for _, id := range users {
+		s := r.of(id)
 		s.mu.Lock()
-		out = append(out, s.users[u]...)
+		if u := s.users[id]; u != nil {
+			out = append(out, u.routes...)
+		}
 		s.mu.Unlock()
 	}
 	return out, nil
+}
+
+// Recent is store.RouteStore's; nothing here is nearer than the table.
+func (r *Routes) Recent(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+	return r.Lookup(ctx, users)
+}
+
+// Memory is store.RouteStore's. The table ends with the process, as do those
+// who ask.
+func (r *Routes) Memory(ctx context.Context) (string, error) {
+	return "process", r.check(ctx, "memory.Memory")
+}
+
+// Homes is store.Sweeper's.
+func (r *Routes) Homes(ctx context.Context) ([]store.Home, error) {
+	if err := r.check(ctx, "memory.Homes"); err != nil {
+		return nil, err
+	}
+	var out []store.Home
+	for i := range r.shard {
+		s := &r.shard[i]
+		s.mu.Lock()
+		for _, u := range s.users {
+			for _, x := range u.routes {
+				if !slices.Contains(out, x.Home()) {
+					out = append(out, x.Home())
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+	return out, nil
+}
+
+// Sweep is store.Sweeper's.
+func (r *Routes) Sweep(ctx context.Context, h store.Home) (int, error) {
+	if err := r.check(ctx, "memory.Sweep"); err != nil {
+		return 0, err
+	}
+	n := 0
+	for i := range r.shard {
+		s := &r.shard[i]
+		s.mu.Lock()
+		for id := range s.users {
+			n += s.remove(id, func(x store.Route) bool { return x.Home() == h })
+		}
+		s.mu.Unlock()
+	}
+	return n, nil
 }
 
 // Close is store.RouteStore's.
@@ -126,58 +261,4 @@ func (r *Routes) Close() error {
 		s.mu.Unlock()
 	}
 	return nil
-}
-
-// admit decides what a new route does to those its user has. It returns what
-// is displaced and what stays, or false if the policy refuses the newcomer.
-// have is not changed.
-func admit(have []store.Route, next store.Route, p store.Policy) (c store.Claim, keep []store.Route, ok bool) {
-	ended := rivals(have, next, p)
-	if p.Mode == store.RejectNew && len(ended) > 0 {
-		return store.Claim{}, nil, false
-	}
-	for _, h := range have {
-		switch {
-		case h.Session == next.Session:
-			// the same socket claims again: its former claim is void, and nobody is told
-		case h.Login == next.Login && h.Device == next.Device:
-			c.Superseded = append(c.Superseded, h)
-		case ended[h.Login]:
-			c.Replaced = append(c.Replaced, h)
-		default:
-			keep = append(keep, h)
-		}
-	}
-	return c, keep, true
-}
-
-// rivals are the logins that cannot live beside next.
-func rivals(have []store.Route, next store.Route, p store.Policy) map[im.LoginID]bool {
-	sameClass := p.SameClass || p.Mode == store.Multi
-	oldest := map[im.LoginID]uint64{} // the other logins that count, by their oldest route
-	for _, h := range have {
-		if h.Login == next.Login || sameClass && h.Class != next.Class {
-			continue
-		}
-		if e, ok := oldest[h.Login]; !ok || h.Epoch < e {
-			oldest[h.Login] = h.Epoch
-		}
-	}
-	logins := make([]im.LoginID, 0, len(oldest))
-	for l := range oldest {
-		logins = append(logins, l)
-	}
-	if p.Mode == store.Multi {
-		slices.SortFunc(logins, func(a, b im.LoginID) int { return cmp.Compare(oldest[a], oldest[b]) })
-		beyond := len(logins) + 1 - p.Multi
-		if p.Multi < 1 || beyond < 0 {
-			beyond = 0
-		}
-		logins = logins[:beyond]
-	}
-	out := make(map[im.LoginID]bool, len(logins))
-	for _, l := range logins {
-		out[l] = true
-	}
-	return out
 }

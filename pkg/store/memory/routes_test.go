@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestRoutes(t *testing.T) {
-	storetest.TestRoutes(t, func(testing.TB) store.RouteStore { return New() })
+	storetest.TestRoutes(t, storetest.Routes{Open: func(testing.TB) store.RouteStore { return New() }})
 }
 
 // A clock that goes back does not lower route epochs.
@@ -58,10 +58,7 @@ func TestSessionClaimsAgain(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	r, err := Open(t.Context(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := New()
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}

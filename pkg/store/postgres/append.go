@@ -26,22 +26,34 @@ func (s *Store) Append(ctx context.Context, rows []store.AppendRow) ([]store.App
 	if len(rows) > store.MaxAppendRows {
 		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, opAppend, "more than %d rows", store.MaxAppendRows)
 	}
+	if s.owner != nil {
+		out, err := s.owner.append(ctx, rows)
+		return out, fault(opAppend, err)
+	}
 	b := newBatch(rows)
+	if err := s.commit(ctx, b); err != nil {
+		return nil, fault(opAppend, err)
+	}
+	return b.out, nil
+}
+
+// commit stores the batch and answers its rows.
+func (s *Store) commit(ctx context.Context, b *batch) error {
 	if len(b.ids) == 0 {
-		return b.out, ctx.Err()
+		return ctx.Err()
 	}
 	if err := failpoint.Error(failpoint.BeforeCommit); err != nil {
-		return nil, fault(opAppend, err)
+		return err
 	}
 	answers, err := s.append(ctx, b)
 	if err != nil {
-		return nil, fault(opAppend, err)
+		return err
 	}
 	failpoint.Hit(failpoint.AfterCommit)
 	b.answer(answers)
 	s.known.add(b)
 	s.wrote.Store(time.Now().UnixNano())
-	return b.out, nil
+	return nil
 }
 
 // append stores the batch. Tries that stored nothing for a reason that goes away
@@ -74,8 +86,12 @@ const sqlAppend = `SELECT o, status, seq, prev_seq, message_id, server_ms, membe
 
 // try runs the server's function on a batch.
 func (s *Store) try(ctx context.Context, b *batch, makes bool) ([]answer, error) {
+	query, args := sqlAppend, []any{makes, b.ids, b.patient, b.hasty, b.ci, b.senders, b.peers, b.mayMake, b.keys, b.hashes, b.messageIDs, b.kinds, b.countables, b.targets, b.bodies}
+	if p := b.proof; p != nil {
+		query, args = sqlAppendSegment, append([]any{p.shards, p.fences, p.firsts}, args...)
+	}
 	return call(ctx, s.appends, true, func(ctx context.Context, c *pgx.Conn) ([]answer, error) {
-		rows, err := c.Query(ctx, sqlAppend, makes, b.ids, b.patient, b.hasty, b.ci, b.senders, b.peers, b.mayMake, b.keys, b.hashes, b.messageIDs, b.kinds, b.countables, b.targets, b.bodies)
+		rows, err := c.Query(ctx, query, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -128,6 +144,8 @@ type batch struct {
 	// separable says that no run has rows of several conversations, so that one
 	// conversation can be left out.
 	separable bool
+	// proof is under what right its rows are numbered; nil = the store numbers.
+	proof *proof
 
 	ids        []string // each in patient or hasty too
 	patient    []string // to be waited for

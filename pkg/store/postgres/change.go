@@ -20,11 +20,15 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 	if err := checkChange(c); err != nil {
 		return store.ChangeResult{}, err
 	}
-	out, err := s.change(ctx, c)
+	apply := func(ctx context.Context, c store.Change) (store.ChangeResult, error) { return s.change(ctx, c, nil) }
+	if s.owner != nil {
+		apply = s.owner.change
+	}
+	out, err := apply(ctx, c)
 	again := errors.Is(err, errCreatedMeanwhile) ||
 		codeOf(err) == codeUnique && !errors.Is(err, store.ErrUnknownOutcome) && s.heal(ctx, []string{string(c.Conversation)}) == nil
 	if again {
-		out, err = s.change(ctx, c)
+		out, err = apply(ctx, c)
 	}
 	if codeOf(err) == codeLockTimeout && !errors.Is(err, store.ErrUnknownOutcome) {
 		err = &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}, Err: err}
@@ -36,10 +40,13 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 	return out, nil
 }
 
-// change applies c in a transaction.
-func (s *Store) change(ctx context.Context, c store.Change) (store.ChangeResult, error) {
+// change applies c in a transaction, under the right of p if it is given.
+func (s *Store) change(ctx context.Context, c store.Change, p *proof) (store.ChangeResult, error) {
 	return call(ctx, s.appends, true, func(ctx context.Context, conn *pgx.Conn) (store.ChangeResult, error) {
 		return transact(ctx, conn, func(t *tx) (store.ChangeResult, error) {
+			if err := t.prove(p); err != nil {
+				return store.ChangeResult{}, err
+			}
 			if c.Create != nil {
 				return t.create(c)
 			}
@@ -371,7 +378,7 @@ func (t *tx) part(c *conversation, q store.Change, action clientv1.MemberAction,
 	users := make([]im.UserID, len(gone))
 	for i, m := range gone {
 		users[i] = m.user
-		m.role, m.view.last.end, m.leftName = clientv1.Role_ROLE_UNSPECIFIED, c.head+1, c.name
+		m.role, m.view.last.end, m.leftName = clientv1.Role_ROLE_UNSPECIFIED, t.following(c), c.name
 	}
 	if err := t.put(c, gone); err != nil {
 		return store.ChangeResult{}, err

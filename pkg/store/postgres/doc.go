@@ -7,6 +7,9 @@
 // the heads. A client that stops in the middle holds nothing: the server ends
 // the call alone. Seqs are dense, given out under the conversation's row lock
 // (allocator "transaction"), so that the store needs no owner of a conversation.
+// Under the allocator "segment" the process that owns a conversation's shard gives
+// them out from memory, as a segment.Machine says, and proves its fence in each
+// transaction that writes an entry; see docs/features/allocators.md.
 //
 // Outcomes. An answer of the server says whether a change was made. A connection
 // that is lost after the call was sent, or a server that goes down, leaves that

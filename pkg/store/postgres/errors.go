@@ -23,6 +23,8 @@ const (
 	codeDeadlock    = "40P01"
 	codeUnique      = "23505"
 	codeToMake      = "IM001" // of imd_append_transaction
+	codeFenced      = "IM002" // of imd_prove
+	codeOvertaken   = "IM003" // of imd_append_segment
 	codeReadOnly    = "25006"
 	codeDiskFull    = "53100"
 	codeCorrupt     = "XX001"
@@ -57,6 +59,9 @@ func cause(err error) error {
 func doubtful(err error) bool {
 	if e := (*im.Error)(nil); errors.As(err, &e) || errors.Is(err, pgx.ErrNoRows) || errors.Is(err, store.ErrFenced) || errors.Is(err, errCreatedMeanwhile) {
 		return false // said by us, before anything was committed
+	}
+	if e := (*overtaken)(nil); errors.As(err, &e) {
+		return false
 	}
 	if e := (*pgconn.PgError)(nil); errors.As(err, &e) {
 		return e.Severity == "FATAL" || e.Severity == "PANIC" || e.SeverityUnlocalized == "FATAL" ||

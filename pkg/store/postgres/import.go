@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type target struct {
 	c        *pgx.Conn
 	shown    string
 	identity string
+	// allocator is what the store is to be begun with.
+	allocator string
 }
 
 // OpenTarget holds the database that u names, to fill it. Its schema must be the
@@ -51,7 +54,7 @@ func OpenTarget(ctx context.Context, u *url.URL, log *zap.Logger) (_ store.Targe
 	if err := facts.admit(src, log); err != nil {
 		return nil, err
 	}
-	g := &target{shown: src.shown}
+	g := &target{shown: src.shown, allocator: cmp.Or(src.numbering.Allocator, store.Transaction)}
 	if g.c, err = single(ctx, src, importName); err != nil {
 		return nil, explain(src.shown, err)
 	}
@@ -314,7 +317,7 @@ func (g *target) Finish(ctx context.Context) error {
 		if err := t.QueryRow(ctx, sqlFinish).Scan(&epoch, &newest); err != nil {
 			return err
 		}
-		if _, err := t.Exec(ctx, sqlFinishStore, epoch, g.identity, allocator); err != nil {
+		if _, err := t.Exec(ctx, sqlFinishStore, epoch, g.identity, g.allocator); err != nil {
 			return err
 		}
 		if _, err := t.Exec(ctx, sqlFinishSlot, newest); err != nil {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -21,22 +22,23 @@ import (
 // that may lose what it has acknowledged.
 const unsafeParameter = "imd_unsafe"
 
-// allocator is how the store gives out seqs.
-const allocator = "transaction"
-
 // Options say which database to open.
 type Options struct {
 	DSN string      // postgres://user:password@host/database?sslmode=verify-full&sslrootcert=FILE
 	Log *zap.Logger // nil = silent
+	// Numbering is how seqs are given out. It is recorded at the first start; the
+	// zero value is what is recorded, and transaction for a new store.
+	Numbering store.Numbering
 
 	tracer pgx.QueryTracer // of tests that count statements
 }
 
 // source is a data source name that was read.
 type source struct {
-	config   *pgxpool.Config
-	shown    string // without the password
-	unsafely bool
+	config    *pgxpool.Config
+	shown     string // without the password
+	unsafely  bool
+	numbering store.Numbering
 }
 
 // parse reads a data source name. The error repeats none of it.
@@ -48,6 +50,9 @@ func parse(dsn string) (source, error) {
 	q := u.Query()
 	s := source{unsafely: q.Get(unsafeParameter) == "yes"}
 	q.Del(unsafeParameter)
+	if s.numbering, err = store.TakeNumbering(q); err != nil {
+		return source{}, err
+	}
 	u.RawQuery = q.Encode()
 	if s.config, err = pgxpool.ParseConfig(u.String()); err != nil {
 		return source{}, fmt.Errorf("%s: %w", withoutSecrets(err, u), store.ErrDSN)
@@ -104,6 +109,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Numbering == (store.Numbering{}) {
+		o.Numbering = src.numbering
+	}
 	facts, err := examine(ctx, src)
 	if err != nil {
 		return nil, explain(src.shown, err)
@@ -111,7 +119,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := facts.admit(src, o.Log); err != nil {
 		return nil, err
 	}
-	s := &Store{writers: writersFor(processors()), side: make(chan struct{}, sideCalls), log: o.Log}
+	s := &Store{writers: writersFor(processors()), side: make(chan struct{}, sideCalls), log: o.Log, allocator: o.Numbering.Allocator}
 	s.intake.know = s.knowAll
 	defer func() {
 		if err != nil {
@@ -133,6 +141,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	for _, p := range []*pool{s.appends, s.reads} {
 		if err := p.Ping(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if s.recorded.Load() == store.Segment {
+		if err := s.own(ctx, src, o.Numbering.Step); err != nil {
 			return nil, err
 		}
 	}
@@ -174,7 +187,7 @@ func (s *Store) identify(ctx context.Context, c *pgx.Conn) error {
 	}
 	epoch, was, how, err := storeRow(ctx, c)
 	if errors.Is(err, pgx.ErrNoRows) { // the very first start
-		if _, err := c.Exec(ctx, sqlBeginStore, newEpoch(), now, allocator); err != nil {
+		if _, err := c.Exec(ctx, sqlBeginStore, newEpoch(), now, cmp.Or(s.allocator, store.Transaction)); err != nil {
 			return err
 		}
 		epoch, was, how, err = storeRow(ctx, c)
@@ -182,9 +195,10 @@ func (s *Store) identify(ctx context.Context, c *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	if how != allocator {
-		return fmt.Errorf("the store numbers messages by %q and this node is set to %q: %w", how, allocator, store.ErrSchema)
+	if s.allocator != "" && how != s.allocator {
+		return fmt.Errorf("the store numbers messages with the allocator %q and this node is set to %q; set seq.allocator to %q: %w", how, s.allocator, how, store.ErrAllocator)
 	}
+	s.recorded.Store(how)
 	if was != now {
 		if _, err := c.Exec(ctx, sqlNewEpoch, newEpoch(), now, was); err != nil {
 			return err
@@ -209,7 +223,7 @@ func newEpoch() string { return strings.ToLower(rand.Text()[:16]) }
 
 // explain turns a failure to reach the database into one sentence.
 func explain(shown string, err error) error {
-	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished, store.ErrLocked} {
+	for _, known := range []error{store.ErrSchema, store.ErrDSN, store.ErrUnsafe, store.ErrUnfinished, store.ErrLocked, store.ErrAllocator} {
 		if errors.Is(err, known) {
 			return err
 		}

@@ -70,7 +70,7 @@ func TestStartChecks(t *testing.T) {
 	server.Exec(t, "postgres", `CREATE DATABASE old ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
 	refusedAs(t, server.DSN("old"), store.ErrUnsafe, "must be UTF8")
 	server.Exec(t, name, "ALTER TABLE store DROP COLUMN allocator", "ALTER TABLE store ADD allocator text NOT NULL DEFAULT 'segment'")
-	refusedAs(t, good, store.ErrSchema, `numbers messages by "segment"`)
+	refusedAs(t, numbered(good, store.Numbering{Allocator: store.Transaction}), store.ErrAllocator, `set seq.allocator to "segment"`)
 }
 
 // The checks of settings hold on the server that the other tests share.

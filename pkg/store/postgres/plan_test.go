@@ -42,7 +42,7 @@ func planned(t *testing.T, dsn string) *pgx.Conn {
 func TestPlans(t *testing.T) {
 	c := planned(t, fresh(t, testenv.SharedPostgres(t)))
 	for name, query := range map[string]string{
-		"stay": sqlStay, "log": sqlLog, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "stays": sqlStays, "seen": sqlSeen,
+		"stay": sqlStay, "log": sqlLog, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "stays": sqlStays, "seen": sqlSeen, "pages": sqlPages,
 		"heads": sqlHeads, "group": sqlGroup, "members": sqlMembers, "positions": sqlPositions, "clear": sqlClear, "by key": sqlByKey,
 		"creation": sqlCreation, "lock": sqlLock, "members of": sqlMembersOf, "owners": sqlOwners, "user": sqlUser, "users": sqlUsers,
 		"revocations": sqlRevocations, "heal": sqlHeal, "fence": sqlFence,
@@ -64,7 +64,7 @@ func TestPlans(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		judge(t, name, strings.Join(lines, "\n"), name == "members of" || name == "revocations" || name == "heal")
+		judge(t, name, strings.Join(lines, "\n"), name == "pages" || name == "members of" || name == "revocations" || name == "heal")
 	}
 }
 

@@ -18,11 +18,16 @@ type Store struct {
 	reads   *pool
 	side    chan struct{} // who puts into it may make another change; its capacity is what appends leave free
 	writers int
-	log     *zap.Logger
-	intake  intake
-	known   known
-	epoch   atomic.Pointer[string]
-	wrote   atomic.Int64 // when a change was last known to be made, Unix nanoseconds
+	// allocator is the one that the node is set to, "" = any; recorded is that of
+	// the store.
+	allocator string
+	recorded  atomic.Value // string
+	log       *zap.Logger
+	owner     *owner // who numbers under the allocator segment; nil under transaction
+	intake    intake
+	known     known
+	epoch     atomic.Pointer[string]
+	wrote     atomic.Int64 // when a change was last known to be made, Unix nanoseconds
 }
 
 var _ store.MessageStore = (*Store)(nil)
@@ -107,6 +112,9 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Close is store.MessageStore's.
 func (s *Store) Close() error {
+	if s.owner != nil {
+		s.owner.close()
+	}
 	s.appends.Close()
 	s.reads.Close()
 	return nil

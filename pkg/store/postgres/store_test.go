@@ -44,12 +44,16 @@ func openAt(t testing.TB, dsn string) *Store {
 	return s
 }
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conformance(t, store.Numbering{}) }
+
+// conformance runs the suite under an allocator.
+func conformance(t *testing.T, n store.Numbering) {
 	server := testenv.SharedPostgres(t)
 	names := map[store.MessageStore]string{}
 	storetest.TestMessages(t, storetest.Messages{
+		Holes: n.Allocator == store.Segment,
 		Open: func(t testing.TB) store.MessageStore {
-			dsn := fresh(t, server)
+			dsn := numbered(fresh(t, server), n)
 			s := openAt(t, dsn)
 			names[s] = dsn
 			return s

@@ -16,7 +16,8 @@ import (
 
 // Sync is store.Reader's. The walk lists, in order of conversation ids, what
 // transactions that its token does not cover have changed, in two statements a
-// page: where the user stands, and what is to be seen there. What changes while
+// page: where the user stands, and what is to be seen there; entries are a third
+// one. What changes while
 // it goes on is of a transaction that was under way when it began, or of a later
 // one, and so comes in the next walk, if not in this one already.
 func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
@@ -41,7 +42,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 // those that a cursor asks about. The last column is one that changed.
 const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN LATERAL (
   SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
-    m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3) AS changed` + stayTables + `
+    coalesce(m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3), false) AS changed` + stayTables + `
   LEFT JOIN LATERAL (SELECT * FROM member o WHERE c.kind = 1 AND o.conversation_id = m.conversation_id
     AND o.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END) p ON true
   WHERE m.user_id = $1 AND m.conversation_id > $2
@@ -88,6 +89,11 @@ func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.S
 	}
 	if p.States, err = states(ctx, c, list); err != nil {
 		return store.SyncPage{}, err
+	}
+	if q.Entries > 0 {
+		if err := addPages(ctx, c, list, q, p.States); err != nil {
+			return store.SyncPage{}, err
+		}
 	}
 	for _, st := range list {
 		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())

@@ -19,6 +19,8 @@ type tx struct {
 	ctx context.Context
 	now time.Time // the server time of its entry
 	xid int64     // its number
+	// first is the seq of its entry; 0 = the one behind the head.
+	first im.Seq
 }
 
 // conversation is a locked row of the table.
@@ -187,8 +189,11 @@ const sqlStamp = `UPDATE slot SET newest_ms = greatest(newest_ms, $1) WHERE id =
 // insert writes the entry of a change behind the head of c, sets what the store
 // decides of it and writes c back.
 func (t *tx) insert(c *conversation, e *im.Entry) error {
-	e.Seq, e.PrevSeq, e.ServerTime = c.head+1, c.head, t.now
-	_, err := t.exec(sqlInsertEntry, c.num, e.Seq, int64(e.MessageID), e.ServerTime.UnixMilli(), 1, int16(e.Kind), string(e.Sender), key(e.ClientMessageID), e.Change)
+	e.Seq, e.PrevSeq, e.ServerTime = t.following(c), c.head, t.now
+	if e.Seq <= c.head {
+		return &overtaken{head: int64(c.head)}
+	}
+	_, err := t.exec(sqlInsertEntry, c.num, e.Seq, int64(e.MessageID), e.ServerTime.UnixMilli(), int32(e.Seq-e.PrevSeq), int16(e.Kind), string(e.Sender), key(e.ClientMessageID), e.Change)
 	if err != nil {
 		return err
 	}

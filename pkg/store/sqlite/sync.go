@@ -66,8 +66,12 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.Sync
 	if p.More = len(stays) > q.Limit; p.More {
 		stays = stays[:q.Limit]
 	}
+	room := q.MaxBytes
 	for _, st := range stays {
 		state, err := c.state(ctx, st)
+		if err == nil && q.Entries > 0 && st.num != 0 {
+			state.Page, err = c.pageOf(ctx, st, q, &room)
+		}
 		if err != nil {
 			return store.SyncPage{}, err
 		}
@@ -83,6 +87,24 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.Sync
 		p.TokenAfter[n-1] = p.Token
 	}
 	return p, nil
+}
+
+// pageOf reads what belongs on a state while there is room; nil if there is none.
+func (c *conn) pageOf(ctx context.Context, st *stay, q store.SyncQuery, room *int) (*store.HistoryPage, error) {
+	if q.MaxBytes > 0 && *room <= 0 {
+		return nil, nil
+	}
+	have, known := q.Cursors[st.id]
+	p, err := c.page(ctx, st.num, st.view, store.HistoryQuery{
+		After: max(have, 0), Limit: min(q.Entries, store.MaxPage), Backward: !known, MaxBytes: max(*room, 0),
+	})
+	for i := range p.Entries {
+		*room -= len(p.Entries[i].Content) + len(p.Entries[i].Change)
+	}
+	if err != nil || q.MaxBytes > 0 && *room < 0 {
+		return nil, err
+	}
+	return &p, nil
 }
 
 const sqlChanged = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id > ?

@@ -181,7 +181,9 @@ func reopening(k *kit) {
 			k.Errorf("heads over a restart: %v, %v", h, err)
 		}
 	}
-	same(k, "numbering goes on", k.sent(row(g, "m", "z")), 4)
+	if seq := k.sent(row(g, "m", "z")); seq != 4 && !(k.d.Holes && seq > 4) {
+		k.Errorf("numbering goes on at %d behind 3", seq)
+	}
 	if changed, _ := k.syncAll(store.SyncQuery{User: "o", Token: token}); len(changed) != 1 {
 		k.Errorf("changed: %v", ids(changed))
 	}

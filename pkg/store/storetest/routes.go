@@ -15,11 +15,22 @@ import (
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
-// Routes makes an empty route store for a test.
-type Routes func(t testing.TB) store.RouteStore
+// Routes are the route stores of a driver.
+type Routes struct {
+	// Open makes a store for a test that holds nothing of its users.
+	Open func(t testing.TB) store.RouteStore
+	// Other makes the store of another process, with the same routes as the last
+	// that Open made; nil = only one process can have them.
+	Other func(t testing.TB) store.RouteStore
+	// Forget makes the last store that Open made lose all it remembers; nil = it
+	// cannot lose anything.
+	Forget func(t testing.TB)
+	// Soon is how long a change of another process may stay unseen.
+	Soon time.Duration
+}
 
 // TestRoutes runs the suite for route stores.
-func TestRoutes(t *testing.T, open Routes) {
+func TestRoutes(t *testing.T, r Routes) {
 	tests := []struct {
 		name string
 		run  func(*routeKit)
@@ -34,16 +45,25 @@ func TestRoutes(t *testing.T, open Routes) {
 		{"route epochs rise for good", epochsRise},
 		{"claims of one user are one after the other", concurrentClaims},
 		{"random claims agree with a model", routeProperty},
+		{"random ranked claims do what they say", rankedProperty},
+		{"a claim that names its epoch displaces nobody who came later", ranked},
+		{"a total over all classes", total},
+		{"a refresh says what became of a route", refreshed},
+		{"what a process left is swept", swept},
+		{"what several processes do is linearizable", linearizable},
+		{"that nobody is there is not remembered", absence},
+		{"what was lost is put back in order", restored},
+		{"route epochs rise over a loss", epochsRiseOverALoss},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := open(t)
+			s := r.Open(t)
 			t.Cleanup(func() {
 				if err := s.Close(); err != nil {
 					t.Errorf("close: %v", err)
 				}
 			})
-			tt.run(&routeKit{t, s})
+			tt.run(&routeKit{T: t, s: s, r: r})
 		})
 	}
 }
@@ -51,6 +71,7 @@ func TestRoutes(t *testing.T, open Routes) {
 type routeKit struct {
 	*testing.T
 	s store.RouteStore
+	r Routes
 }
 
 func (k *routeKit) ctx() context.Context {
@@ -63,7 +84,7 @@ func (k *routeKit) ctx() context.Context {
 func route(u im.UserID, login im.LoginID, device im.DeviceID, class im.Class) store.Route {
 	return store.Route{
 		User: u, Session: im.SessionID(fmt.Sprintf("s%d", counter.Add(1))), Login: login, Device: device, Class: class,
-		Node: "n1", Since: time.Now(),
+		Node: "n1", Boot: "b1", Since: time.Now().Truncate(time.Microsecond),
 	}
 }
 
@@ -112,7 +133,7 @@ func claimLookupRelease(k *routeKit) {
 	k.same("u", k.sessions("u"), a, b)
 	k.same("all", k.sessions("u", "v", "nobody"), a, b, c)
 	l, err := k.s.Lookup(k.ctx(), []im.UserID{"v"})
-	if err != nil || len(l) != 1 || l[0].Login != "l3" || l[0].Node != "n1" || l[0].Class != im.Bot || l[0].Epoch == 0 || !l[0].Since.Equal(c.Since) {
+	if err != nil || len(l) != 1 || l[0].Login != "l3" || l[0].Node != "n1" || l[0].Boot != "b1" || l[0].Class != im.Bot || l[0].Epoch == 0 || !l[0].Since.Equal(c.Since) {
 		k.Errorf("lookup: %+v, %v", l, err)
 	}
 	if ok, err := k.s.Release(k.ctx(), "u", a.Session, ca.Epoch); !ok || err != nil {

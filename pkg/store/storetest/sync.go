@@ -131,12 +131,14 @@ func syncCursors(k *kit) {
 	stranger := k.group("z")
 	left := k.group("z", "u")
 	k.remove(left, "z", "u")
+	behind, level := k.group("z", "u"), k.group("z", "u") // groups in which nothing happens any more
 	_, token = k.syncAll(store.SyncQuery{User: "u", Token: token})
 	k.sent(to("p000", "u", "new"))
 	cursors := map[im.ConversationID]im.Seq{
 		list[3]: 0, list[4]: 1, list[5]: 9, list[20]: 0, direct("p000", "u"): 1, stranger: 5, left: 2, "g_none": 1, "d_none": 1,
+		behind: 0, level: 99,
 	}
-	want := []im.ConversationID{list[3], list[20], direct("p000", "u"), stranger, left, "g_none", "d_none"}
+	want := []im.ConversationID{list[3], list[20], direct("p000", "u"), stranger, left, behind, "g_none", "d_none"}
 	slices.Sort(want)
 	want = slices.Compact(want)
 	for _, limit := range []int{1, 2, 3, 200} {
@@ -155,7 +157,82 @@ func syncCursors(k *kit) {
 		}
 	}
 	full, _ := k.syncAll(store.SyncQuery{User: "u", Cursors: cursors, Limit: 7})
-	same(k, "the full list with cursors", len(full), len(list)+4) // left, stranger and two that do not exist
+	same(k, "the full list with cursors", len(full), len(list)+6) // four groups and two that do not exist
+}
+
+// syncEntries compares the pages of a sync with those of history.
+func syncEntries(k *kit) {
+	list := many(k, "u", 8)
+	for i := range list {
+		peer := im.UserID(fmt.Sprintf("p%03d", i))
+		k.fill(direct(peer, "u"), peer, 4*i)
+	}
+	twice := k.group("z", "u")
+	k.fill(twice, "z", 5)
+	k.remove(twice, "z", "u")
+	k.fill(twice, "z", 5)
+	k.add(twice, "z", "u")
+	k.fill(twice, "z", 5)
+	left := k.group("z", "u")
+	k.fill(left, "z", 5)
+	k.remove(left, "z", "u")
+	stranger := k.group("z")
+	_, token := k.syncAll(store.SyncQuery{User: "u"})
+	cursors := map[im.ConversationID]im.Seq{stranger: 0, twice: 3, left: 2}
+	for i, conv := range list[:6] {
+		cursors[conv] = im.Seq(3 * i)
+	}
+	for _, q := range []store.SyncQuery{{}, {Cursors: cursors}, {Cursors: cursors, Token: token}} {
+		q.User = "u"
+		for _, q.Entries = range []int{1, 5, 100} {
+			got, _ := k.syncAll(q)
+			for id, s := range got {
+				have, known := q.Cursors[id]
+				h := store.HistoryQuery{Reader: "u", Conversation: id, After: have, Backward: !known, Limit: q.Entries}
+				if s.Role == clientv1.Role_ROLE_UNSPECIFIED && s.Kind == 0 {
+					same(k, "a page for a stranger", s.Page == nil, true)
+					continue
+				}
+				if s.Page == nil {
+					k.Fatalf("%s has no page", id)
+				}
+				same(k, fmt.Sprintf("page of %s, %d entries, above %d", id, q.Entries, have), *s.Page, k.history(h))
+			}
+		}
+	}
+	syncBytes(k)
+}
+
+// syncBytes bounds the pages of a sync: those in front are as they are without a
+// bound, and none comes behind the first that is left out.
+func syncBytes(k *kit) {
+	free := k.sync(store.SyncQuery{User: "u", Entries: 3})
+	total := 0
+	for _, s := range free.States {
+		for _, e := range s.Page.Entries {
+			total += len(e.Content) + len(e.Change)
+		}
+	}
+	for most := 1; most <= 3*total; most += 1 + total/40 {
+		used, over := 0, false
+		for i, s := range k.sync(store.SyncQuery{User: "u", Entries: 3, MaxBytes: most}).States {
+			switch {
+			case s.Page == nil:
+				over = true
+				continue
+			case over:
+				k.Fatalf("%d bytes: a page behind one that was left out", most)
+			case s.Page.End == free.States[i].Page.End && len(s.Page.Entries) == len(free.States[i].Page.Entries):
+				same(k, "page", *s.Page, *free.States[i].Page)
+			}
+			for _, e := range s.Page.Entries {
+				used += len(e.Content) + len(e.Change)
+			}
+		}
+		if used > most || over && most > 2*total { // a store may read an entry more than it brings
+			k.Fatalf("%d bytes of at most %d and of %d in all, cut %v", used, most, total, over)
+		}
+	}
 }
 
 // syncWhileChanging changes conversations while a walk goes on: each change is

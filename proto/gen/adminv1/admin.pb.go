@@ -781,6 +781,297 @@ func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
 	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
+// ListDevicesRequest names a user.
+type ListDevicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDevicesRequest) Reset() {
+	*x = ListDevicesRequest{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDevicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDevicesRequest) ProtoMessage() {}
+
+func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
+func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListDevicesRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// ListDevicesResponse lists the live sessions, the oldest first.
+type ListDevicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Devices       []*Device              `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDevicesResponse) Reset() {
+	*x = ListDevicesResponse{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDevicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDevicesResponse) ProtoMessage() {}
+
+func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
+func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListDevicesResponse) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// Device is one live session of a user.
+type Device struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	LoginId       string                 `protobuf:"bytes,2,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	DeviceId      string                 `protobuf:"bytes,3,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	Class         string                 `protobuf:"bytes,4,opt,name=class,proto3" json:"class,omitempty"`
+	NodeId        string                 `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	BootId        string                 `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	RouteEpoch    uint64                 `protobuf:"varint,7,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	SinceMs       int64                  `protobuf:"varint,8,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Device) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *Device) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+func (x *Device) GetDeviceId() string {
+	if x != nil {
+		return x.DeviceId
+	}
+	return ""
+}
+
+func (x *Device) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *Device) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Device) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *Device) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
+}
+
+func (x *Device) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+// EndLoginsRequest names logins and says why they end.
+type EndLoginsRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Empty = all logins whose token was issued until now.
+	LoginId string `protobuf:"bytes,2,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	// kicked or revoked.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLoginsRequest) Reset() {
+	*x = EndLoginsRequest{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLoginsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLoginsRequest) ProtoMessage() {}
+
+func (x *EndLoginsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLoginsRequest.ProtoReflect.Descriptor instead.
+func (*EndLoginsRequest) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *EndLoginsRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *EndLoginsRequest) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+func (x *EndLoginsRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// EndLoginsResponse is empty.
+type EndLoginsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLoginsResponse) Reset() {
+	*x = EndLoginsResponse{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLoginsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLoginsResponse) ProtoMessage() {}
+
+func (x *EndLoginsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLoginsResponse.ProtoReflect.Descriptor instead.
+func (*EndLoginsResponse) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
 var File_imd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_imd_admin_v1_admin_proto_rawDesc = "" +
@@ -840,14 +1131,37 @@ const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	"\x11RevokeKeyResponse\"$\n" +
 	"\x10SetLimitsRequest\x12\x10\n" +
 	"\x03off\x18\x01 \x01(\bR\x03off\"\x13\n" +
-	"\x11SetLimitsResponse2c\n" +
+	"\x11SetLimitsResponse\"-\n" +
+	"\x12ListDevicesRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\"E\n" +
+	"\x13ListDevicesResponse\x12.\n" +
+	"\adevices\x18\x01 \x03(\v2\x14.imd.admin.v1.DeviceR\adevices\"\xe3\x01\n" +
+	"\x06Device\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x19\n" +
+	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x1b\n" +
+	"\tdevice_id\x18\x03 \x01(\tR\bdeviceId\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\x12\x17\n" +
+	"\aboot_id\x18\x06 \x01(\tR\x06bootId\x12\x1f\n" +
+	"\vroute_epoch\x18\a \x01(\x04R\n" +
+	"routeEpoch\x12\x19\n" +
+	"\bsince_ms\x18\b \x01(\x03R\asinceMs\"^\n" +
+	"\x10EndLoginsRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x13\n" +
+	"\x11EndLoginsResponse2c\n" +
 	"\x0eClusterService\x12Q\n" +
 	"\tListNodes\x12\x1e.imd.admin.v1.ListNodesRequest\x1a\x1f.imd.admin.v1.ListNodesResponse\"\x03\x90\x02\x012\x82\x02\n" +
 	"\n" +
 	"KeyService\x12Q\n" +
 	"\tCreateKey\x12\x1e.imd.admin.v1.CreateKeyRequest\x1a\x1f.imd.admin.v1.CreateKeyResponse\"\x03\x90\x02\x00\x12N\n" +
 	"\bListKeys\x12\x1d.imd.admin.v1.ListKeysRequest\x1a\x1e.imd.admin.v1.ListKeysResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\tRevokeKey\x12\x1e.imd.admin.v1.RevokeKeyRequest\x1a\x1f.imd.admin.v1.RevokeKeyResponse\"\x03\x90\x02\x022a\n" +
+	"\tRevokeKey\x12\x1e.imd.admin.v1.RevokeKeyRequest\x1a\x1f.imd.admin.v1.RevokeKeyResponse\"\x03\x90\x02\x022\xbb\x01\n" +
+	"\rDeviceService\x12W\n" +
+	"\vListDevices\x12 .imd.admin.v1.ListDevicesRequest\x1a!.imd.admin.v1.ListDevicesResponse\"\x03\x90\x02\x01\x12Q\n" +
+	"\tEndLogins\x12\x1e.imd.admin.v1.EndLoginsRequest\x1a\x1f.imd.admin.v1.EndLoginsResponse\"\x03\x90\x02\x022a\n" +
 	"\fLimitService\x12Q\n" +
 	"\tSetLimits\x12\x1e.imd.admin.v1.SetLimitsRequest\x1a\x1f.imd.admin.v1.SetLimitsResponse\"\x03\x90\x02\x02B0Z.github.com/imdhq/imd/proto/gen/adminv1;adminv1b\x06proto3"
 
@@ -863,40 +1177,50 @@ func file_imd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_imd_admin_v1_admin_proto_rawDescData
 }
 
-var file_imd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_imd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_imd_admin_v1_admin_proto_goTypes = []any{
-	(*ListNodesRequest)(nil),  // 0: imd.admin.v1.ListNodesRequest
-	(*ListNodesResponse)(nil), // 1: imd.admin.v1.ListNodesResponse
-	(*Node)(nil),              // 2: imd.admin.v1.Node
-	(*ApiKey)(nil),            // 3: imd.admin.v1.ApiKey
-	(*CreateKeyRequest)(nil),  // 4: imd.admin.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil), // 5: imd.admin.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),   // 6: imd.admin.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),  // 7: imd.admin.v1.ListKeysResponse
-	(*RevokeKeyRequest)(nil),  // 8: imd.admin.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil), // 9: imd.admin.v1.RevokeKeyResponse
-	(*SetLimitsRequest)(nil),  // 10: imd.admin.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil), // 11: imd.admin.v1.SetLimitsResponse
+	(*ListNodesRequest)(nil),    // 0: imd.admin.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),   // 1: imd.admin.v1.ListNodesResponse
+	(*Node)(nil),                // 2: imd.admin.v1.Node
+	(*ApiKey)(nil),              // 3: imd.admin.v1.ApiKey
+	(*CreateKeyRequest)(nil),    // 4: imd.admin.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),   // 5: imd.admin.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),     // 6: imd.admin.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),    // 7: imd.admin.v1.ListKeysResponse
+	(*RevokeKeyRequest)(nil),    // 8: imd.admin.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),   // 9: imd.admin.v1.RevokeKeyResponse
+	(*SetLimitsRequest)(nil),    // 10: imd.admin.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),   // 11: imd.admin.v1.SetLimitsResponse
+	(*ListDevicesRequest)(nil),  // 12: imd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil), // 13: imd.admin.v1.ListDevicesResponse
+	(*Device)(nil),              // 14: imd.admin.v1.Device
+	(*EndLoginsRequest)(nil),    // 15: imd.admin.v1.EndLoginsRequest
+	(*EndLoginsResponse)(nil),   // 16: imd.admin.v1.EndLoginsResponse
 }
 var file_imd_admin_v1_admin_proto_depIdxs = []int32{
 	2,  // 0: imd.admin.v1.ListNodesResponse.nodes:type_name -> imd.admin.v1.Node
 	3,  // 1: imd.admin.v1.CreateKeyResponse.key:type_name -> imd.admin.v1.ApiKey
 	3,  // 2: imd.admin.v1.ListKeysResponse.keys:type_name -> imd.admin.v1.ApiKey
-	0,  // 3: imd.admin.v1.ClusterService.ListNodes:input_type -> imd.admin.v1.ListNodesRequest
-	4,  // 4: imd.admin.v1.KeyService.CreateKey:input_type -> imd.admin.v1.CreateKeyRequest
-	6,  // 5: imd.admin.v1.KeyService.ListKeys:input_type -> imd.admin.v1.ListKeysRequest
-	8,  // 6: imd.admin.v1.KeyService.RevokeKey:input_type -> imd.admin.v1.RevokeKeyRequest
-	10, // 7: imd.admin.v1.LimitService.SetLimits:input_type -> imd.admin.v1.SetLimitsRequest
-	1,  // 8: imd.admin.v1.ClusterService.ListNodes:output_type -> imd.admin.v1.ListNodesResponse
-	5,  // 9: imd.admin.v1.KeyService.CreateKey:output_type -> imd.admin.v1.CreateKeyResponse
-	7,  // 10: imd.admin.v1.KeyService.ListKeys:output_type -> imd.admin.v1.ListKeysResponse
-	9,  // 11: imd.admin.v1.KeyService.RevokeKey:output_type -> imd.admin.v1.RevokeKeyResponse
-	11, // 12: imd.admin.v1.LimitService.SetLimits:output_type -> imd.admin.v1.SetLimitsResponse
-	8,  // [8:13] is the sub-list for method output_type
-	3,  // [3:8] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	14, // 3: imd.admin.v1.ListDevicesResponse.devices:type_name -> imd.admin.v1.Device
+	0,  // 4: imd.admin.v1.ClusterService.ListNodes:input_type -> imd.admin.v1.ListNodesRequest
+	4,  // 5: imd.admin.v1.KeyService.CreateKey:input_type -> imd.admin.v1.CreateKeyRequest
+	6,  // 6: imd.admin.v1.KeyService.ListKeys:input_type -> imd.admin.v1.ListKeysRequest
+	8,  // 7: imd.admin.v1.KeyService.RevokeKey:input_type -> imd.admin.v1.RevokeKeyRequest
+	12, // 8: imd.admin.v1.DeviceService.ListDevices:input_type -> imd.admin.v1.ListDevicesRequest
+	15, // 9: imd.admin.v1.DeviceService.EndLogins:input_type -> imd.admin.v1.EndLoginsRequest
+	10, // 10: imd.admin.v1.LimitService.SetLimits:input_type -> imd.admin.v1.SetLimitsRequest
+	1,  // 11: imd.admin.v1.ClusterService.ListNodes:output_type -> imd.admin.v1.ListNodesResponse
+	5,  // 12: imd.admin.v1.KeyService.CreateKey:output_type -> imd.admin.v1.CreateKeyResponse
+	7,  // 13: imd.admin.v1.KeyService.ListKeys:output_type -> imd.admin.v1.ListKeysResponse
+	9,  // 14: imd.admin.v1.KeyService.RevokeKey:output_type -> imd.admin.v1.RevokeKeyResponse
+	13, // 15: imd.admin.v1.DeviceService.ListDevices:output_type -> imd.admin.v1.ListDevicesResponse
+	16, // 16: imd.admin.v1.DeviceService.EndLogins:output_type -> imd.admin.v1.EndLoginsResponse
+	11, // 17: imd.admin.v1.LimitService.SetLimits:output_type -> imd.admin.v1.SetLimitsResponse
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_imd_admin_v1_admin_proto_init() }
@@ -910,9 +1234,9 @@ func file_imd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_admin_v1_admin_proto_rawDesc), len(file_imd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_imd_admin_v1_admin_proto_goTypes,
 		DependencyIndexes: file_imd_admin_v1_admin_proto_depIdxs,

@@ -3365,6 +3365,96 @@ func (x *KickResponse) GetEnded() int32 {
 	return 0
 }
 
+// ProbeRequest names sessions, at most 100.
+type ProbeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionIds    []string               `protobuf:"bytes,1,rep,name=session_ids,json=sessionIds,proto3" json:"session_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRequest) Reset() {
+	*x = ProbeRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRequest) ProtoMessage() {}
+
+func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
+func (*ProbeRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ProbeRequest) GetSessionIds() []string {
+	if x != nil {
+		return x.SessionIds
+	}
+	return nil
+}
+
+// ProbeResponse names those that are here and whose device answered.
+type ProbeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Alive         []string               `protobuf:"bytes,1,rep,name=alive,proto3" json:"alive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeResponse) Reset() {
+	*x = ProbeResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeResponse) ProtoMessage() {}
+
+func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
+func (*ProbeResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ProbeResponse) GetAlive() []string {
+	if x != nil {
+		return x.Alive
+	}
+	return nil
+}
+
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_internal_proto_rawDesc = "" +
@@ -3588,7 +3678,12 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x124\n" +
 	"\x06leader\x18\x05 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"$\n" +
 	"\fKickResponse\x12\x14\n" +
-	"\x05ended\x18\x01 \x01(\x05R\x05ended2\xc1\x06\n" +
+	"\x05ended\x18\x01 \x01(\x05R\x05ended\"/\n" +
+	"\fProbeRequest\x12\x1f\n" +
+	"\vsession_ids\x18\x01 \x03(\tR\n" +
+	"sessionIds\"%\n" +
+	"\rProbeResponse\x12\x14\n" +
+	"\x05alive\x18\x01 \x03(\tR\x05alive2\xc1\x06\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
@@ -3608,10 +3703,11 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12R\n" +
 	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
 	"\vPushService\x12X\n" +
-	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xc1\x01\n" +
+	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\x98\x02\n" +
 	"\x0eGatewayService\x12[\n" +
 	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12R\n" +
-	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12U\n" +
+	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_internal_proto_rawDescOnce sync.Once
@@ -3625,7 +3721,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -3683,27 +3779,29 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*DeliverResponse)(nil),        // 53: imd.internal.v1.DeliverResponse
 	(*KickRequest)(nil),            // 54: imd.internal.v1.KickRequest
 	(*KickResponse)(nil),           // 55: imd.internal.v1.KickResponse
-	(clientv1.EntryKind)(0),        // 56: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 57: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 58: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 59: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 60: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 61: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 62: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 63: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 64: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 65: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 66: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 67: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 68: imd.client.v1.Head
+	(*ProbeRequest)(nil),           // 56: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 57: imd.internal.v1.ProbeResponse
+	(clientv1.EntryKind)(0),        // 58: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 59: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 60: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 61: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 62: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 63: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 64: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 65: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 66: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 67: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 68: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 69: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 70: imd.client.v1.Head
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	2,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	56, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	57, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	58, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	59, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	4,  // 4: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	58, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	60, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	6,  // 6: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	7,  // 7: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	8,  // 8: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -3711,25 +3809,25 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	10, // 10: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	11, // 11: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	12, // 12: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	59, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	61, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	15, // 14: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	17, // 15: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	60, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	61, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	62, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	63, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	64, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	65, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	62, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	63, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	64, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	65, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	66, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	67, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	24, // 22: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	66, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	59, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	68, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	61, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	27, // 25: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	42, // 26: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
 	42, // 27: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	48, // 28: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	67, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	60, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	68, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	69, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	62, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	70, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	52, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	51, // 33: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	51, // 34: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
@@ -3752,27 +3850,29 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	47, // 51: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
 	50, // 52: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
 	54, // 53: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	3,  // 54: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 55: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 56: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 57: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 58: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 59: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 60: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 61: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 62: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 63: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 64: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 65: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 66: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 67: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 68: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 69: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	49, // 70: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	53, // 71: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	55, // 72: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	54, // [54:73] is the sub-list for method output_type
-	35, // [35:54] is the sub-list for method input_type
+	56, // 54: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	3,  // 55: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	13, // 56: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	16, // 57: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	19, // 58: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	21, // 59: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	23, // 60: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	26, // 61: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	29, // 62: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	31, // 63: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	33, // 64: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	35, // 65: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	37, // 66: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	39, // 67: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	41, // 68: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 69: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	46, // 70: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	49, // 71: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	53, // 72: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	55, // 73: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	57, // 74: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	55, // [55:75] is the sub-list for method output_type
+	35, // [35:55] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
 	35, // [35:35] is the sub-list for extension extendee
 	0,  // [0:35] is the sub-list for field type_name
@@ -3804,7 +3904,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   56,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -121,6 +121,248 @@ func (x *CheckResponse) GetBootId() string {
 	return ""
 }
 
+// TraceRequest names a message by its id, by its place, or both.
+type TraceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 = not asked for.
+	MessageId int64 `protobuf:"varint,1,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	// Hash of the conversation id; used with seq.
+	Conversation uint64 `protobuf:"fixed64,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// 0 = not asked for.
+	Seq           int64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *TraceRequest) GetMessageId() int64 {
+	if x != nil {
+		return x.MessageId
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetConversation() uint64 {
+	if x != nil {
+		return x.Conversation
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+// TraceResponse is what a node remembers.
+type TraceResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// By time; at most 1,000, the oldest.
+	Records []*TraceRecord `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"`
+	// Nanoseconds since 1970 of the oldest record of any message that is still
+	// here; 0 = there are none.
+	SinceNs       int64 `protobuf:"varint,3,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TraceResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetRecords() []*TraceRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+// TraceRecord is one stage of the life of a message.
+type TraceRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Stage string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	// When it ended, nanoseconds since 1970 by the clock of the node.
+	AtNs int64 `protobuf:"varint,2,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`
+	// How long it took; 0 = it is a moment.
+	TookNs       int64  `protobuf:"varint,3,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
+	MessageId    int64  `protobuf:"varint,4,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	Conversation uint64 `protobuf:"fixed64,5,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	Seq          int64  `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
+	// A node or a session, as the stage has it.
+	Note string `protobuf:"bytes,7,opt,name=note,proto3" json:"note,omitempty"`
+	// How many sessions; 0 = the stage has none.
+	Count int32 `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"`
+	// The stage ended badly.
+	Failed        bool `protobuf:"varint,9,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRecord) Reset() {
+	*x = TraceRecord{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRecord) ProtoMessage() {}
+
+func (x *TraceRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRecord.ProtoReflect.Descriptor instead.
+func (*TraceRecord) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TraceRecord) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *TraceRecord) GetAtNs() int64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetMessageId() int64 {
+	if x != nil {
+		return x.MessageId
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetConversation() uint64 {
+	if x != nil {
+		return x.Conversation
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *TraceRecord) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *TraceRecord) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
 var File_imd_internal_v1_peer_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_peer_proto_rawDesc = "" +
@@ -130,9 +372,30 @@ const file_imd_internal_v1_peer_proto_rawDesc = "" +
 	"\x04role\x18\x01 \x01(\tR\x04role\"A\n" +
 	"\rCheckResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x17\n" +
-	"\aboot_id\x18\x02 \x01(\tR\x06bootId2d\n" +
+	"\aboot_id\x18\x02 \x01(\tR\x06bootId\"c\n" +
+	"\fTraceRequest\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\x01 \x01(\x03R\tmessageId\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\x06R\fconversation\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x03R\x03seq\"{\n" +
+	"\rTraceResponse\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x126\n" +
+	"\arecords\x18\x02 \x03(\v2\x1c.imd.internal.v1.TraceRecordR\arecords\x12\x19\n" +
+	"\bsince_ns\x18\x03 \x01(\x03R\asinceNs\"\xe8\x01\n" +
+	"\vTraceRecord\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x13\n" +
+	"\x05at_ns\x18\x02 \x01(\x03R\x04atNs\x12\x17\n" +
+	"\atook_ns\x18\x03 \x01(\x03R\x06tookNs\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\x04 \x01(\x03R\tmessageId\x12\"\n" +
+	"\fconversation\x18\x05 \x01(\x06R\fconversation\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x03R\x03seq\x12\x12\n" +
+	"\x04note\x18\a \x01(\tR\x04note\x12\x14\n" +
+	"\x05count\x18\b \x01(\x05R\x05count\x12\x16\n" +
+	"\x06failed\x18\t \x01(\bR\x06failed2\xbb\x01\n" +
 	"\vPeerService\x12U\n" +
-	"\x05Check\x12\x1d.imd.internal.v1.CheckRequest\x1a\x1e.imd.internal.v1.CheckResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05Check\x12\x1d.imd.internal.v1.CheckRequest\x1a\x1e.imd.internal.v1.CheckResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01\x12U\n" +
+	"\x05Trace\x12\x1d.imd.internal.v1.TraceRequest\x1a\x1e.imd.internal.v1.TraceResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x01\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_peer_proto_rawDescOnce sync.Once
@@ -146,19 +409,25 @@ func file_imd_internal_v1_peer_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_peer_proto_rawDescData
 }
 
-var file_imd_internal_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_imd_internal_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_imd_internal_v1_peer_proto_goTypes = []any{
 	(*CheckRequest)(nil),  // 0: imd.internal.v1.CheckRequest
 	(*CheckResponse)(nil), // 1: imd.internal.v1.CheckResponse
+	(*TraceRequest)(nil),  // 2: imd.internal.v1.TraceRequest
+	(*TraceResponse)(nil), // 3: imd.internal.v1.TraceResponse
+	(*TraceRecord)(nil),   // 4: imd.internal.v1.TraceRecord
 }
 var file_imd_internal_v1_peer_proto_depIdxs = []int32{
-	0, // 0: imd.internal.v1.PeerService.Check:input_type -> imd.internal.v1.CheckRequest
-	1, // 1: imd.internal.v1.PeerService.Check:output_type -> imd.internal.v1.CheckResponse
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	4, // 0: imd.internal.v1.TraceResponse.records:type_name -> imd.internal.v1.TraceRecord
+	0, // 1: imd.internal.v1.PeerService.Check:input_type -> imd.internal.v1.CheckRequest
+	2, // 2: imd.internal.v1.PeerService.Trace:input_type -> imd.internal.v1.TraceRequest
+	1, // 3: imd.internal.v1.PeerService.Check:output_type -> imd.internal.v1.CheckResponse
+	3, // 4: imd.internal.v1.PeerService.Trace:output_type -> imd.internal.v1.TraceResponse
+	3, // [3:5] is the sub-list for method output_type
+	1, // [1:3] is the sub-list for method input_type
+	1, // [1:1] is the sub-list for extension type_name
+	1, // [1:1] is the sub-list for extension extendee
+	0, // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_peer_proto_init() }
@@ -173,7 +442,7 @@ func file_imd_internal_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_peer_proto_rawDesc), len(file_imd_internal_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -18,6 +18,8 @@ const (
 	ClusterServiceName = "imd.admin.v1.ClusterService"
 	// KeyServiceName is the fully-qualified name of the KeyService service.
 	KeyServiceName = "imd.admin.v1.KeyService"
+	// DeviceServiceName is the fully-qualified name of the DeviceService service.
+	DeviceServiceName = "imd.admin.v1.DeviceService"
 	// LimitServiceName is the fully-qualified name of the LimitService service.
 	LimitServiceName = "imd.admin.v1.LimitService"
 )
@@ -38,6 +40,10 @@ const (
 	KeyServiceListKeysProcedure = "/imd.admin.v1.KeyService/ListKeys"
 	// KeyServiceRevokeKeyProcedure is the procedure name of the KeyService's RevokeKey RPC.
 	KeyServiceRevokeKeyProcedure = "/imd.admin.v1.KeyService/RevokeKey"
+	// DeviceServiceListDevicesProcedure is the procedure name of the DeviceService's ListDevices RPC.
+	DeviceServiceListDevicesProcedure = "/imd.admin.v1.DeviceService/ListDevices"
+	// DeviceServiceEndLoginsProcedure is the procedure name of the DeviceService's EndLogins RPC.
+	DeviceServiceEndLoginsProcedure = "/imd.admin.v1.DeviceService/EndLogins"
 	// LimitServiceSetLimitsProcedure is the procedure name of the LimitService's SetLimits RPC.
 	LimitServiceSetLimitsProcedure = "/imd.admin.v1.LimitService/SetLimits"
 )
@@ -252,6 +258,120 @@ func (h keyServiceHandler) revokeKey(ctx context.Context, _ connect.Spec, stream
 		return err
 	}
 	res, err := h.svc.RevokeKey(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+var (
+	deviceServiceListDevicesSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           adminv1.File_imd_admin_v1_admin_proto.Services().ByName("DeviceService").Methods().ByName("ListDevices"),
+			Procedure:        DeviceServiceListDevicesProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	deviceServiceEndLoginsSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           adminv1.File_imd_admin_v1_admin_proto.Services().ByName("DeviceService").Methods().ByName("EndLogins"),
+			Procedure:        DeviceServiceEndLoginsProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+)
+
+// DeviceServiceClient is a client for the imd.admin.v1.DeviceService service.
+type DeviceServiceClient interface {
+	// ListDevices lists the live sessions of a user. Errors: invalid_id,
+	// unavailable (the table of sessions is away, or this node has none).
+	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	// EndLogins ends one login of a user or all of this moment: their sessions
+	// close and their tokens are refused. Errors: invalid_id, bad_request.
+	// Idempotent.
+	EndLogins(context.Context, *adminv1.EndLoginsRequest) (*adminv1.EndLoginsResponse, error)
+}
+
+// NewDeviceServiceClient constructs a client for the imd.admin.v1.DeviceService service. Multiple
+// service clients may share a single connect.Client.
+func NewDeviceServiceClient(client *connect.Client) DeviceServiceClient {
+	return &deviceServiceClient{client: client}
+}
+
+// DeviceServiceHandler is an implementation of the imd.admin.v1.DeviceService service.
+type DeviceServiceHandler interface {
+	// ListDevices lists the live sessions of a user. Errors: invalid_id,
+	// unavailable (the table of sessions is away, or this node has none).
+	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	// EndLogins ends one login of a user or all of this moment: their sessions
+	// close and their tokens are refused. Errors: invalid_id, bad_request.
+	// Idempotent.
+	EndLogins(context.Context, *adminv1.EndLoginsRequest) (*adminv1.EndLoginsResponse, error)
+}
+
+// RegisterDeviceServiceHandler registers svc as the imd.admin.v1.DeviceService implementation on
+// server.
+func RegisterDeviceServiceHandler(server *connect.Server, svc DeviceServiceHandler) {
+	adapter := deviceServiceHandler{svc: svc}
+	server.Register(
+		connect.Method{Spec: deviceServiceListDevicesSpec(), Handler: adapter.listDevices},
+		connect.Method{Spec: deviceServiceEndLoginsSpec(), Handler: adapter.endLogins},
+	)
+}
+
+// UnimplementedDeviceServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedDeviceServiceHandler struct{}
+
+func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.admin.v1.DeviceService.ListDevices is not implemented")
+}
+
+func (UnimplementedDeviceServiceHandler) EndLogins(context.Context, *adminv1.EndLoginsRequest) (*adminv1.EndLoginsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.admin.v1.DeviceService.EndLogins is not implemented")
+}
+
+type deviceServiceClient struct {
+	client *connect.Client
+}
+
+func (c *deviceServiceClient) ListDevices(ctx context.Context, req *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+	var res adminv1.ListDevicesResponse
+	if err := c.client.CallUnary(ctx, deviceServiceListDevicesSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *deviceServiceClient) EndLogins(ctx context.Context, req *adminv1.EndLoginsRequest) (*adminv1.EndLoginsResponse, error) {
+	var res adminv1.EndLoginsResponse
+	if err := c.client.CallUnary(ctx, deviceServiceEndLoginsSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+type deviceServiceHandler struct{ svc DeviceServiceHandler }
+
+func (h deviceServiceHandler) listDevices(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req adminv1.ListDevicesRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListDevices(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h deviceServiceHandler) endLogins(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req adminv1.EndLoginsRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.EndLogins(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -71,6 +71,8 @@ const (
 	GatewayServiceDeliverProcedure = "/imd.internal.v1.GatewayService/Deliver"
 	// GatewayServiceKickProcedure is the procedure name of the GatewayService's Kick RPC.
 	GatewayServiceKickProcedure = "/imd.internal.v1.GatewayService/Kick"
+	// GatewayServiceProbeProcedure is the procedure name of the GatewayService's Probe RPC.
+	GatewayServiceProbeProcedure = "/imd.internal.v1.GatewayService/Probe"
 )
 
 var (
@@ -829,6 +831,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	gatewayServiceProbeSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("GatewayService").Methods().ByName("Probe"),
+			Procedure:        GatewayServiceProbeProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // GatewayServiceClient is a client for the imd.internal.v1.GatewayService service.
@@ -838,6 +848,9 @@ type GatewayServiceClient interface {
 	Deliver(context.Context, *internalv1.DeliverRequest) (*internalv1.DeliverResponse, error)
 	// Kick ends sessions of this gateway. Idempotent.
 	Kick(context.Context, *internalv1.KickRequest) (*internalv1.KickResponse, error)
+	// Probe pings the devices of sessions of this gateway and tells within 450 ms
+	// whose device answered. Idempotent.
+	Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error)
 }
 
 // NewGatewayServiceClient constructs a client for the imd.internal.v1.GatewayService service.
@@ -853,6 +866,9 @@ type GatewayServiceHandler interface {
 	Deliver(context.Context, *internalv1.DeliverRequest) (*internalv1.DeliverResponse, error)
 	// Kick ends sessions of this gateway. Idempotent.
 	Kick(context.Context, *internalv1.KickRequest) (*internalv1.KickResponse, error)
+	// Probe pings the devices of sessions of this gateway and tells within 450 ms
+	// whose device answered. Idempotent.
+	Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error)
 }
 
 // RegisterGatewayServiceHandler registers svc as the imd.internal.v1.GatewayService implementation
@@ -862,6 +878,7 @@ func RegisterGatewayServiceHandler(server *connect.Server, svc GatewayServiceHan
 	server.Register(
 		connect.Method{Spec: gatewayServiceDeliverSpec(), Handler: adapter.deliver},
 		connect.Method{Spec: gatewayServiceKickSpec(), Handler: adapter.kick},
+		connect.Method{Spec: gatewayServiceProbeSpec(), Handler: adapter.probe},
 	)
 }
 
@@ -874,6 +891,10 @@ func (UnimplementedGatewayServiceHandler) Deliver(context.Context, *internalv1.D
 
 func (UnimplementedGatewayServiceHandler) Kick(context.Context, *internalv1.KickRequest) (*internalv1.KickResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Kick is not implemented")
+}
+
+func (UnimplementedGatewayServiceHandler) Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Probe is not implemented")
 }
 
 type gatewayServiceClient struct {
@@ -891,6 +912,14 @@ func (c *gatewayServiceClient) Deliver(ctx context.Context, req *internalv1.Deli
 func (c *gatewayServiceClient) Kick(ctx context.Context, req *internalv1.KickRequest) (*internalv1.KickResponse, error) {
 	var res internalv1.KickResponse
 	if err := c.client.CallUnary(ctx, gatewayServiceKickSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *gatewayServiceClient) Probe(ctx context.Context, req *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error) {
+	var res internalv1.ProbeResponse
+	if err := c.client.CallUnary(ctx, gatewayServiceProbeSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -916,6 +945,18 @@ func (h gatewayServiceHandler) kick(ctx context.Context, _ connect.Spec, stream 
 		return err
 	}
 	res, err := h.svc.Kick(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h gatewayServiceHandler) probe(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ProbeRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Probe(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,8 @@ const (
 const (
 	// PeerServiceCheckProcedure is the procedure name of the PeerService's Check RPC.
 	PeerServiceCheckProcedure = "/imd.internal.v1.PeerService/Check"
+	// PeerServiceTraceProcedure is the procedure name of the PeerService's Trace RPC.
+	PeerServiceTraceProcedure = "/imd.internal.v1.PeerService/Trace"
 )
 
 var (
@@ -37,6 +39,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	peerServiceTraceSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_peer_proto.Services().ByName("PeerService").Methods().ByName("Trace"),
+			Procedure:        PeerServiceTraceProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 )
 
 // PeerServiceClient is a client for the imd.internal.v1.PeerService service.
@@ -44,6 +54,8 @@ type PeerServiceClient interface {
 	// Check tells whether a role works here, not just its socket: for state a
 	// no-op passes through every lane within 300 ms. Errors: unavailable.
 	Check(context.Context, *internalv1.CheckRequest) (*internalv1.CheckResponse, error)
+	// Trace tells what this node remembers of one message.
+	Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error)
 }
 
 // NewPeerServiceClient constructs a client for the imd.internal.v1.PeerService service. Multiple
@@ -57,6 +69,8 @@ type PeerServiceHandler interface {
 	// Check tells whether a role works here, not just its socket: for state a
 	// no-op passes through every lane within 300 ms. Errors: unavailable.
 	Check(context.Context, *internalv1.CheckRequest) (*internalv1.CheckResponse, error)
+	// Trace tells what this node remembers of one message.
+	Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error)
 }
 
 // RegisterPeerServiceHandler registers svc as the imd.internal.v1.PeerService implementation on
@@ -65,6 +79,7 @@ func RegisterPeerServiceHandler(server *connect.Server, svc PeerServiceHandler) 
 	adapter := peerServiceHandler{svc: svc}
 	server.Register(
 		connect.Method{Spec: peerServiceCheckSpec(), Handler: adapter.check},
+		connect.Method{Spec: peerServiceTraceSpec(), Handler: adapter.trace},
 	)
 }
 
@@ -73,6 +88,10 @@ type UnimplementedPeerServiceHandler struct{}
 
 func (UnimplementedPeerServiceHandler) Check(context.Context, *internalv1.CheckRequest) (*internalv1.CheckResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.PeerService.Check is not implemented")
+}
+
+func (UnimplementedPeerServiceHandler) Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.PeerService.Trace is not implemented")
 }
 
 type peerServiceClient struct {
@@ -87,6 +106,14 @@ func (c *peerServiceClient) Check(ctx context.Context, req *internalv1.CheckRequ
 	return &res, nil
 }
 
+func (c *peerServiceClient) Trace(ctx context.Context, req *internalv1.TraceRequest) (*internalv1.TraceResponse, error) {
+	var res internalv1.TraceResponse
+	if err := c.client.CallUnary(ctx, peerServiceTraceSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
 type peerServiceHandler struct{ svc PeerServiceHandler }
 
 func (h peerServiceHandler) check(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
@@ -95,6 +122,18 @@ func (h peerServiceHandler) check(ctx context.Context, _ connect.Spec, stream co
 		return err
 	}
 	res, err := h.svc.Check(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h peerServiceHandler) trace(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.TraceRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Trace(ctx, &req)
 	if err != nil {
 		return err
 	}

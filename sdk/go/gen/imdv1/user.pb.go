@@ -397,6 +397,275 @@ func (*UnblockResponse) Descriptor() ([]byte, []int) {
 	return file_imd_v1_user_proto_rawDescGZIP(), []int{7}
 }
 
+// DevicesRequest names a user.
+type DevicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DevicesRequest) Reset() {
+	*x = DevicesRequest{}
+	mi := &file_imd_v1_user_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DevicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DevicesRequest) ProtoMessage() {}
+
+func (x *DevicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_user_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DevicesRequest.ProtoReflect.Descriptor instead.
+func (*DevicesRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DevicesRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// DevicesResponse lists the live sessions, the oldest first.
+type DevicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Devices       []*Device              `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DevicesResponse) Reset() {
+	*x = DevicesResponse{}
+	mi := &file_imd_v1_user_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DevicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DevicesResponse) ProtoMessage() {}
+
+func (x *DevicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_user_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DevicesResponse.ProtoReflect.Descriptor instead.
+func (*DevicesResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DevicesResponse) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// Device is one live session of a user.
+type Device struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	LoginId   string                 `protobuf:"bytes,2,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	DeviceId  string                 `protobuf:"bytes,3,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	// phone, tablet, web, desktop or bot.
+	Class string `protobuf:"bytes,4,opt,name=class,proto3" json:"class,omitempty"`
+	// The gateway that holds the session.
+	NodeId string `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// When the session began, in milliseconds since 1970.
+	SinceMs       int64 `protobuf:"varint,6,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_imd_v1_user_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_user_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Device) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *Device) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+func (x *Device) GetDeviceId() string {
+	if x != nil {
+		return x.DeviceId
+	}
+	return ""
+}
+
+func (x *Device) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *Device) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Device) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+// KickRequest names one login of a user, or all of them.
+type KickRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Empty = all logins whose token was issued until now.
+	LoginId       string `protobuf:"bytes,2,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KickRequest) Reset() {
+	*x = KickRequest{}
+	mi := &file_imd_v1_user_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KickRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KickRequest) ProtoMessage() {}
+
+func (x *KickRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_user_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
+func (*KickRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *KickRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *KickRequest) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+// KickResponse is empty.
+type KickResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KickResponse) Reset() {
+	*x = KickResponse{}
+	mi := &file_imd_v1_user_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KickResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KickResponse) ProtoMessage() {}
+
+func (x *KickResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_user_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
+func (*KickResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{12}
+}
+
 // MintRequest asks for a token.
 type MintRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -415,7 +684,7 @@ type MintRequest struct {
 
 func (x *MintRequest) Reset() {
 	*x = MintRequest{}
-	mi := &file_imd_v1_user_proto_msgTypes[8]
+	mi := &file_imd_v1_user_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +696,7 @@ func (x *MintRequest) String() string {
 func (*MintRequest) ProtoMessage() {}
 
 func (x *MintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_user_proto_msgTypes[8]
+	mi := &file_imd_v1_user_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +709,7 @@ func (x *MintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MintRequest.ProtoReflect.Descriptor instead.
 func (*MintRequest) Descriptor() ([]byte, []int) {
-	return file_imd_v1_user_proto_rawDescGZIP(), []int{8}
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MintRequest) GetUserId() string {
@@ -490,7 +759,7 @@ type MintResponse struct {
 
 func (x *MintResponse) Reset() {
 	*x = MintResponse{}
-	mi := &file_imd_v1_user_proto_msgTypes[9]
+	mi := &file_imd_v1_user_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +771,7 @@ func (x *MintResponse) String() string {
 func (*MintResponse) ProtoMessage() {}
 
 func (x *MintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_user_proto_msgTypes[9]
+	mi := &file_imd_v1_user_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +784,7 @@ func (x *MintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MintResponse.ProtoReflect.Descriptor instead.
 func (*MintResponse) Descriptor() ([]byte, []int) {
-	return file_imd_v1_user_proto_rawDescGZIP(), []int{9}
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MintResponse) GetToken() string {
@@ -551,7 +820,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_v1_user_proto_msgTypes[10]
+	mi := &file_imd_v1_user_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +832,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_user_proto_msgTypes[10]
+	mi := &file_imd_v1_user_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +845,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_v1_user_proto_rawDescGZIP(), []int{10}
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -602,7 +871,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_v1_user_proto_msgTypes[11]
+	mi := &file_imd_v1_user_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +883,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_user_proto_msgTypes[11]
+	mi := &file_imd_v1_user_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +896,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_v1_user_proto_rawDescGZIP(), []int{11}
+	return file_imd_v1_user_proto_rawDescGZIP(), []int{16}
 }
 
 var File_imd_v1_user_proto protoreflect.FileDescriptor
@@ -653,7 +922,23 @@ const file_imd_v1_user_proto_rawDesc = "" +
 	"\x0eUnblockRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x17\n" +
 	"\aas_user\x18\x0f \x01(\tR\x06asUser\"\x11\n" +
-	"\x0fUnblockResponse\"\x95\x01\n" +
+	"\x0fUnblockResponse\")\n" +
+	"\x0eDevicesRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\";\n" +
+	"\x0fDevicesResponse\x12(\n" +
+	"\adevices\x18\x01 \x03(\v2\x0e.imd.v1.DeviceR\adevices\"\xa9\x01\n" +
+	"\x06Device\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x19\n" +
+	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x1b\n" +
+	"\tdevice_id\x18\x03 \x01(\tR\bdeviceId\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\x12\x19\n" +
+	"\bsince_ms\x18\x06 \x01(\x03R\asinceMs\"A\n" +
+	"\vKickRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\blogin_id\x18\x02 \x01(\tR\aloginId\"\x0e\n" +
+	"\fKickResponse\"\x95\x01\n" +
 	"\vMintRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1f\n" +
 	"\vttl_seconds\x18\x02 \x01(\x03R\n" +
@@ -668,12 +953,14 @@ const file_imd_v1_user_proto_rawDesc = "" +
 	"\rRevokeRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\"\x10\n" +
-	"\x0eRevokeResponse2\xa1\x02\n" +
+	"\x0eRevokeResponse2\x9a\x03\n" +
 	"\vUserService\x12I\n" +
 	"\x03Get\x12\x1d.imd.v1.UserServiceGetRequest\x1a\x1e.imd.v1.UserServiceGetResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\vSetDisabled\x12\x1a.imd.v1.SetDisabledRequest\x1a\x1b.imd.v1.SetDisabledResponse\"\x03\x90\x02\x02\x129\n" +
 	"\x05Block\x12\x14.imd.v1.BlockRequest\x1a\x15.imd.v1.BlockResponse\"\x03\x90\x02\x02\x12?\n" +
-	"\aUnblock\x12\x16.imd.v1.UnblockRequest\x1a\x17.imd.v1.UnblockResponse\"\x03\x90\x02\x022\x84\x01\n" +
+	"\aUnblock\x12\x16.imd.v1.UnblockRequest\x1a\x17.imd.v1.UnblockResponse\"\x03\x90\x02\x02\x12?\n" +
+	"\aDevices\x12\x16.imd.v1.DevicesRequest\x1a\x17.imd.v1.DevicesResponse\"\x03\x90\x02\x01\x126\n" +
+	"\x04Kick\x12\x13.imd.v1.KickRequest\x1a\x14.imd.v1.KickResponse\"\x03\x90\x02\x022\x84\x01\n" +
 	"\fTokenService\x126\n" +
 	"\x04Mint\x12\x13.imd.v1.MintRequest\x1a\x14.imd.v1.MintResponse\"\x03\x90\x02\x00\x12<\n" +
 	"\x06Revoke\x12\x15.imd.v1.RevokeRequest\x1a\x16.imd.v1.RevokeResponse\"\x03\x90\x02\x02B-Z+github.com/imdhq/imd/sdk/go/gen/imdv1;imdv1b\x06proto3"
@@ -690,7 +977,7 @@ func file_imd_v1_user_proto_rawDescGZIP() []byte {
 	return file_imd_v1_user_proto_rawDescData
 }
 
-var file_imd_v1_user_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_imd_v1_user_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_imd_v1_user_proto_goTypes = []any{
 	(*UserServiceGetRequest)(nil),  // 0: imd.v1.UserServiceGetRequest
 	(*UserServiceGetResponse)(nil), // 1: imd.v1.UserServiceGetResponse
@@ -700,29 +987,39 @@ var file_imd_v1_user_proto_goTypes = []any{
 	(*BlockResponse)(nil),          // 5: imd.v1.BlockResponse
 	(*UnblockRequest)(nil),         // 6: imd.v1.UnblockRequest
 	(*UnblockResponse)(nil),        // 7: imd.v1.UnblockResponse
-	(*MintRequest)(nil),            // 8: imd.v1.MintRequest
-	(*MintResponse)(nil),           // 9: imd.v1.MintResponse
-	(*RevokeRequest)(nil),          // 10: imd.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 11: imd.v1.RevokeResponse
+	(*DevicesRequest)(nil),         // 8: imd.v1.DevicesRequest
+	(*DevicesResponse)(nil),        // 9: imd.v1.DevicesResponse
+	(*Device)(nil),                 // 10: imd.v1.Device
+	(*KickRequest)(nil),            // 11: imd.v1.KickRequest
+	(*KickResponse)(nil),           // 12: imd.v1.KickResponse
+	(*MintRequest)(nil),            // 13: imd.v1.MintRequest
+	(*MintResponse)(nil),           // 14: imd.v1.MintResponse
+	(*RevokeRequest)(nil),          // 15: imd.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 16: imd.v1.RevokeResponse
 }
 var file_imd_v1_user_proto_depIdxs = []int32{
-	0,  // 0: imd.v1.UserService.Get:input_type -> imd.v1.UserServiceGetRequest
-	2,  // 1: imd.v1.UserService.SetDisabled:input_type -> imd.v1.SetDisabledRequest
-	4,  // 2: imd.v1.UserService.Block:input_type -> imd.v1.BlockRequest
-	6,  // 3: imd.v1.UserService.Unblock:input_type -> imd.v1.UnblockRequest
-	8,  // 4: imd.v1.TokenService.Mint:input_type -> imd.v1.MintRequest
-	10, // 5: imd.v1.TokenService.Revoke:input_type -> imd.v1.RevokeRequest
-	1,  // 6: imd.v1.UserService.Get:output_type -> imd.v1.UserServiceGetResponse
-	3,  // 7: imd.v1.UserService.SetDisabled:output_type -> imd.v1.SetDisabledResponse
-	5,  // 8: imd.v1.UserService.Block:output_type -> imd.v1.BlockResponse
-	7,  // 9: imd.v1.UserService.Unblock:output_type -> imd.v1.UnblockResponse
-	9,  // 10: imd.v1.TokenService.Mint:output_type -> imd.v1.MintResponse
-	11, // 11: imd.v1.TokenService.Revoke:output_type -> imd.v1.RevokeResponse
-	6,  // [6:12] is the sub-list for method output_type
-	0,  // [0:6] is the sub-list for method input_type
-	0,  // [0:0] is the sub-list for extension type_name
-	0,  // [0:0] is the sub-list for extension extendee
-	0,  // [0:0] is the sub-list for field type_name
+	10, // 0: imd.v1.DevicesResponse.devices:type_name -> imd.v1.Device
+	0,  // 1: imd.v1.UserService.Get:input_type -> imd.v1.UserServiceGetRequest
+	2,  // 2: imd.v1.UserService.SetDisabled:input_type -> imd.v1.SetDisabledRequest
+	4,  // 3: imd.v1.UserService.Block:input_type -> imd.v1.BlockRequest
+	6,  // 4: imd.v1.UserService.Unblock:input_type -> imd.v1.UnblockRequest
+	8,  // 5: imd.v1.UserService.Devices:input_type -> imd.v1.DevicesRequest
+	11, // 6: imd.v1.UserService.Kick:input_type -> imd.v1.KickRequest
+	13, // 7: imd.v1.TokenService.Mint:input_type -> imd.v1.MintRequest
+	15, // 8: imd.v1.TokenService.Revoke:input_type -> imd.v1.RevokeRequest
+	1,  // 9: imd.v1.UserService.Get:output_type -> imd.v1.UserServiceGetResponse
+	3,  // 10: imd.v1.UserService.SetDisabled:output_type -> imd.v1.SetDisabledResponse
+	5,  // 11: imd.v1.UserService.Block:output_type -> imd.v1.BlockResponse
+	7,  // 12: imd.v1.UserService.Unblock:output_type -> imd.v1.UnblockResponse
+	9,  // 13: imd.v1.UserService.Devices:output_type -> imd.v1.DevicesResponse
+	12, // 14: imd.v1.UserService.Kick:output_type -> imd.v1.KickResponse
+	14, // 15: imd.v1.TokenService.Mint:output_type -> imd.v1.MintResponse
+	16, // 16: imd.v1.TokenService.Revoke:output_type -> imd.v1.RevokeResponse
+	9,  // [9:17] is the sub-list for method output_type
+	1,  // [1:9] is the sub-list for method input_type
+	1,  // [1:1] is the sub-list for extension type_name
+	1,  // [1:1] is the sub-list for extension extendee
+	0,  // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_imd_v1_user_proto_init() }
@@ -736,7 +1033,7 @@ func file_imd_v1_user_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_v1_user_proto_rawDesc), len(file_imd_v1_user_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

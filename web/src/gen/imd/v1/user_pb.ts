@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file imd/v1/user.proto.
  */
 export const file_imd_v1_user: GenFile = /*@__PURE__*/
-  fileDesc("ChFpbWQvdjEvdXNlci5wcm90bxIGaW1kLnYxIigKFVVzZXJTZXJ2aWNlR2V0UmVxdWVzdBIPCgd1c2VyX2lkGAEgASgJIk8KFlVzZXJTZXJ2aWNlR2V0UmVzcG9uc2USDwoHdXNlcl9pZBgBIAEoCRISCgpjcmVhdGVkX21zGAIgASgDEhAKCGRpc2FibGVkGAMgASgIIjcKElNldERpc2FibGVkUmVxdWVzdBIPCgd1c2VyX2lkGAEgASgJEhAKCGRpc2FibGVkGAIgASgIIhUKE1NldERpc2FibGVkUmVzcG9uc2UiMAoMQmxvY2tSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSDwoHYXNfdXNlchgPIAEoCSIPCg1CbG9ja1Jlc3BvbnNlIjIKDlVuYmxvY2tSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSDwoHYXNfdXNlchgPIAEoCSIRCg9VbmJsb2NrUmVzcG9uc2UiZwoLTWludFJlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCRITCgt0dGxfc2Vjb25kcxgCIAEoAxIQCghsb2dpbl9pZBgDIAEoCRIRCglkZXZpY2VfaWQYBCABKAkSDQoFY2xhc3MYBSABKAkiQgoMTWludFJlc3BvbnNlEg0KBXRva2VuGAEgASgJEhAKCGxvZ2luX2lkGAIgASgJEhEKCWV4cGlyZV9tcxgDIAEoAyIyCg1SZXZva2VSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSEAoIbG9naW5faWQYAiABKAkiEAoOUmV2b2tlUmVzcG9uc2UyoQIKC1VzZXJTZXJ2aWNlEkkKA0dldBIdLmltZC52MS5Vc2VyU2VydmljZUdldFJlcXVlc3QaHi5pbWQudjEuVXNlclNlcnZpY2VHZXRSZXNwb25zZSIDkAIBEksKC1NldERpc2FibGVkEhouaW1kLnYxLlNldERpc2FibGVkUmVxdWVzdBobLmltZC52MS5TZXREaXNhYmxlZFJlc3BvbnNlIgOQAgISOQoFQmxvY2sSFC5pbWQudjEuQmxvY2tSZXF1ZXN0GhUuaW1kLnYxLkJsb2NrUmVzcG9uc2UiA5ACAhI/CgdVbmJsb2NrEhYuaW1kLnYxLlVuYmxvY2tSZXF1ZXN0GhcuaW1kLnYxLlVuYmxvY2tSZXNwb25zZSIDkAICMoQBCgxUb2tlblNlcnZpY2USNgoETWludBITLmltZC52MS5NaW50UmVxdWVzdBoULmltZC52MS5NaW50UmVzcG9uc2UiA5ACABI8CgZSZXZva2USFS5pbWQudjEuUmV2b2tlUmVxdWVzdBoWLmltZC52MS5SZXZva2VSZXNwb25zZSIDkAICQi1aK2dpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vaW1kdjE7aW1kdjFiBnByb3RvMw");
+  fileDesc("ChFpbWQvdjEvdXNlci5wcm90bxIGaW1kLnYxIigKFVVzZXJTZXJ2aWNlR2V0UmVxdWVzdBIPCgd1c2VyX2lkGAEgASgJIk8KFlVzZXJTZXJ2aWNlR2V0UmVzcG9uc2USDwoHdXNlcl9pZBgBIAEoCRISCgpjcmVhdGVkX21zGAIgASgDEhAKCGRpc2FibGVkGAMgASgIIjcKElNldERpc2FibGVkUmVxdWVzdBIPCgd1c2VyX2lkGAEgASgJEhAKCGRpc2FibGVkGAIgASgIIhUKE1NldERpc2FibGVkUmVzcG9uc2UiMAoMQmxvY2tSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSDwoHYXNfdXNlchgPIAEoCSIPCg1CbG9ja1Jlc3BvbnNlIjIKDlVuYmxvY2tSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSDwoHYXNfdXNlchgPIAEoCSIRCg9VbmJsb2NrUmVzcG9uc2UiIQoORGV2aWNlc1JlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCSIyCg9EZXZpY2VzUmVzcG9uc2USHwoHZGV2aWNlcxgBIAMoCzIOLmltZC52MS5EZXZpY2UicwoGRGV2aWNlEhIKCnNlc3Npb25faWQYASABKAkSEAoIbG9naW5faWQYAiABKAkSEQoJZGV2aWNlX2lkGAMgASgJEg0KBWNsYXNzGAQgASgJEg8KB25vZGVfaWQYBSABKAkSEAoIc2luY2VfbXMYBiABKAMiMAoLS2lja1JlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCRIQCghsb2dpbl9pZBgCIAEoCSIOCgxLaWNrUmVzcG9uc2UiZwoLTWludFJlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCRITCgt0dGxfc2Vjb25kcxgCIAEoAxIQCghsb2dpbl9pZBgDIAEoCRIRCglkZXZpY2VfaWQYBCABKAkSDQoFY2xhc3MYBSABKAkiQgoMTWludFJlc3BvbnNlEg0KBXRva2VuGAEgASgJEhAKCGxvZ2luX2lkGAIgASgJEhEKCWV4cGlyZV9tcxgDIAEoAyIyCg1SZXZva2VSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkSEAoIbG9naW5faWQYAiABKAkiEAoOUmV2b2tlUmVzcG9uc2UymgMKC1VzZXJTZXJ2aWNlEkkKA0dldBIdLmltZC52MS5Vc2VyU2VydmljZUdldFJlcXVlc3QaHi5pbWQudjEuVXNlclNlcnZpY2VHZXRSZXNwb25zZSIDkAIBEksKC1NldERpc2FibGVkEhouaW1kLnYxLlNldERpc2FibGVkUmVxdWVzdBobLmltZC52MS5TZXREaXNhYmxlZFJlc3BvbnNlIgOQAgISOQoFQmxvY2sSFC5pbWQudjEuQmxvY2tSZXF1ZXN0GhUuaW1kLnYxLkJsb2NrUmVzcG9uc2UiA5ACAhI/CgdVbmJsb2NrEhYuaW1kLnYxLlVuYmxvY2tSZXF1ZXN0GhcuaW1kLnYxLlVuYmxvY2tSZXNwb25zZSIDkAICEj8KB0RldmljZXMSFi5pbWQudjEuRGV2aWNlc1JlcXVlc3QaFy5pbWQudjEuRGV2aWNlc1Jlc3BvbnNlIgOQAgESNgoES2ljaxITLmltZC52MS5LaWNrUmVxdWVzdBoULmltZC52MS5LaWNrUmVzcG9uc2UiA5ACAjKEAQoMVG9rZW5TZXJ2aWNlEjYKBE1pbnQSEy5pbWQudjEuTWludFJlcXVlc3QaFC5pbWQudjEuTWludFJlc3BvbnNlIgOQAgASPAoGUmV2b2tlEhUuaW1kLnYxLlJldm9rZVJlcXVlc3QaFi5pbWQudjEuUmV2b2tlUmVzcG9uc2UiA5ACAkItWitnaXRodWIuY29tL2ltZGhxL2ltZC9zZGsvZ28vZ2VuL2ltZHYxO2ltZHYxYgZwcm90bzM");
 
 /**
  * UserServiceGetRequest names a user.
@@ -178,6 +178,135 @@ export const UnblockResponseSchema: GenMessage<UnblockResponse> = /*@__PURE__*/
   messageDesc(file_imd_v1_user, 7);
 
 /**
+ * DevicesRequest names a user.
+ *
+ * @generated from message imd.v1.DevicesRequest
+ */
+export type DevicesRequest = Message<"imd.v1.DevicesRequest"> & {
+  /**
+   * @generated from field: string user_id = 1;
+   */
+  userId: string;
+};
+
+/**
+ * Describes the message imd.v1.DevicesRequest.
+ * Use `create(DevicesRequestSchema)` to create a new message.
+ */
+export const DevicesRequestSchema: GenMessage<DevicesRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_user, 8);
+
+/**
+ * DevicesResponse lists the live sessions, the oldest first.
+ *
+ * @generated from message imd.v1.DevicesResponse
+ */
+export type DevicesResponse = Message<"imd.v1.DevicesResponse"> & {
+  /**
+   * @generated from field: repeated imd.v1.Device devices = 1;
+   */
+  devices: Device[];
+};
+
+/**
+ * Describes the message imd.v1.DevicesResponse.
+ * Use `create(DevicesResponseSchema)` to create a new message.
+ */
+export const DevicesResponseSchema: GenMessage<DevicesResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_user, 9);
+
+/**
+ * Device is one live session of a user.
+ *
+ * @generated from message imd.v1.Device
+ */
+export type Device = Message<"imd.v1.Device"> & {
+  /**
+   * @generated from field: string session_id = 1;
+   */
+  sessionId: string;
+
+  /**
+   * @generated from field: string login_id = 2;
+   */
+  loginId: string;
+
+  /**
+   * @generated from field: string device_id = 3;
+   */
+  deviceId: string;
+
+  /**
+   * phone, tablet, web, desktop or bot.
+   *
+   * @generated from field: string class = 4;
+   */
+  class: string;
+
+  /**
+   * The gateway that holds the session.
+   *
+   * @generated from field: string node_id = 5;
+   */
+  nodeId: string;
+
+  /**
+   * When the session began, in milliseconds since 1970.
+   *
+   * @generated from field: int64 since_ms = 6;
+   */
+  sinceMs: bigint;
+};
+
+/**
+ * Describes the message imd.v1.Device.
+ * Use `create(DeviceSchema)` to create a new message.
+ */
+export const DeviceSchema: GenMessage<Device> = /*@__PURE__*/
+  messageDesc(file_imd_v1_user, 10);
+
+/**
+ * KickRequest names one login of a user, or all of them.
+ *
+ * @generated from message imd.v1.KickRequest
+ */
+export type KickRequest = Message<"imd.v1.KickRequest"> & {
+  /**
+   * @generated from field: string user_id = 1;
+   */
+  userId: string;
+
+  /**
+   * Empty = all logins whose token was issued until now.
+   *
+   * @generated from field: string login_id = 2;
+   */
+  loginId: string;
+};
+
+/**
+ * Describes the message imd.v1.KickRequest.
+ * Use `create(KickRequestSchema)` to create a new message.
+ */
+export const KickRequestSchema: GenMessage<KickRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_user, 11);
+
+/**
+ * KickResponse is empty.
+ *
+ * @generated from message imd.v1.KickResponse
+ */
+export type KickResponse = Message<"imd.v1.KickResponse"> & {
+};
+
+/**
+ * Describes the message imd.v1.KickResponse.
+ * Use `create(KickResponseSchema)` to create a new message.
+ */
+export const KickResponseSchema: GenMessage<KickResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_user, 12);
+
+/**
  * MintRequest asks for a token.
  *
  * @generated from message imd.v1.MintRequest
@@ -222,7 +351,7 @@ export type MintRequest = Message<"imd.v1.MintRequest"> & {
  * Use `create(MintRequestSchema)` to create a new message.
  */
 export const MintRequestSchema: GenMessage<MintRequest> = /*@__PURE__*/
-  messageDesc(file_imd_v1_user, 8);
+  messageDesc(file_imd_v1_user, 13);
 
 /**
  * MintResponse is a signed token.
@@ -251,7 +380,7 @@ export type MintResponse = Message<"imd.v1.MintResponse"> & {
  * Use `create(MintResponseSchema)` to create a new message.
  */
 export const MintResponseSchema: GenMessage<MintResponse> = /*@__PURE__*/
-  messageDesc(file_imd_v1_user, 9);
+  messageDesc(file_imd_v1_user, 14);
 
 /**
  * RevokeRequest names one login of a user, or all of them.
@@ -277,7 +406,7 @@ export type RevokeRequest = Message<"imd.v1.RevokeRequest"> & {
  * Use `create(RevokeRequestSchema)` to create a new message.
  */
 export const RevokeRequestSchema: GenMessage<RevokeRequest> = /*@__PURE__*/
-  messageDesc(file_imd_v1_user, 10);
+  messageDesc(file_imd_v1_user, 15);
 
 /**
  * RevokeResponse is empty.
@@ -292,7 +421,7 @@ export type RevokeResponse = Message<"imd.v1.RevokeResponse"> & {
  * Use `create(RevokeResponseSchema)` to create a new message.
  */
 export const RevokeResponseSchema: GenMessage<RevokeResponse> = /*@__PURE__*/
-  messageDesc(file_imd_v1_user, 11);
+  messageDesc(file_imd_v1_user, 16);
 
 /**
  * UserService is about one user. The caller is the user of the bearer token;
@@ -343,6 +472,29 @@ export const UserService: GenService<{
     methodKind: "unary";
     input: typeof UnblockRequestSchema;
     output: typeof UnblockResponseSchema;
+  },
+  /**
+   * Devices lists the live sessions of a user. API keys only. Errors:
+   * invalid_id, unavailable (the table of sessions is away).
+   *
+   * @generated from rpc imd.v1.UserService.Devices
+   */
+  devices: {
+    methodKind: "unary";
+    input: typeof DevicesRequestSchema;
+    output: typeof DevicesResponseSchema;
+  },
+  /**
+   * Kick ends one login, or all logins a user has at this moment. Their sessions
+   * close with kicked and their tokens are refused. API keys only. Errors:
+   * invalid_id. Idempotent.
+   *
+   * @generated from rpc imd.v1.UserService.Kick
+   */
+  kick: {
+    methodKind: "unary";
+    input: typeof KickRequestSchema;
+    output: typeof KickResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_imd_v1_user, 0);

@@ -34,6 +34,10 @@ const (
 	UserServiceBlockProcedure = "/imd.v1.UserService/Block"
 	// UserServiceUnblockProcedure is the procedure name of the UserService's Unblock RPC.
 	UserServiceUnblockProcedure = "/imd.v1.UserService/Unblock"
+	// UserServiceDevicesProcedure is the procedure name of the UserService's Devices RPC.
+	UserServiceDevicesProcedure = "/imd.v1.UserService/Devices"
+	// UserServiceKickProcedure is the procedure name of the UserService's Kick RPC.
+	UserServiceKickProcedure = "/imd.v1.UserService/Kick"
 	// TokenServiceMintProcedure is the procedure name of the TokenService's Mint RPC.
 	TokenServiceMintProcedure = "/imd.v1.TokenService/Mint"
 	// TokenServiceRevokeProcedure is the procedure name of the TokenService's Revoke RPC.
@@ -73,6 +77,22 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	userServiceDevicesSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_user_proto.Services().ByName("UserService").Methods().ByName("Devices"),
+			Procedure:        UserServiceDevicesProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	userServiceKickSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_user_proto.Services().ByName("UserService").Methods().ByName("Kick"),
+			Procedure:        UserServiceKickProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // UserServiceClient is a client for the imd.v1.UserService service.
@@ -88,6 +108,13 @@ type UserServiceClient interface {
 	Block(context.Context, *imdv1.BlockRequest) (*imdv1.BlockResponse, error)
 	// Unblock takes a block back. Errors: invalid_id. Idempotent.
 	Unblock(context.Context, *imdv1.UnblockRequest) (*imdv1.UnblockResponse, error)
+	// Devices lists the live sessions of a user. API keys only. Errors:
+	// invalid_id, unavailable (the table of sessions is away).
+	Devices(context.Context, *imdv1.DevicesRequest) (*imdv1.DevicesResponse, error)
+	// Kick ends one login, or all logins a user has at this moment. Their sessions
+	// close with kicked and their tokens are refused. API keys only. Errors:
+	// invalid_id. Idempotent.
+	Kick(context.Context, *imdv1.KickRequest) (*imdv1.KickResponse, error)
 }
 
 // NewUserServiceClient constructs a client for the imd.v1.UserService service. Multiple service
@@ -109,6 +136,13 @@ type UserServiceHandler interface {
 	Block(context.Context, *imdv1.BlockRequest) (*imdv1.BlockResponse, error)
 	// Unblock takes a block back. Errors: invalid_id. Idempotent.
 	Unblock(context.Context, *imdv1.UnblockRequest) (*imdv1.UnblockResponse, error)
+	// Devices lists the live sessions of a user. API keys only. Errors:
+	// invalid_id, unavailable (the table of sessions is away).
+	Devices(context.Context, *imdv1.DevicesRequest) (*imdv1.DevicesResponse, error)
+	// Kick ends one login, or all logins a user has at this moment. Their sessions
+	// close with kicked and their tokens are refused. API keys only. Errors:
+	// invalid_id. Idempotent.
+	Kick(context.Context, *imdv1.KickRequest) (*imdv1.KickResponse, error)
 }
 
 // RegisterUserServiceHandler registers svc as the imd.v1.UserService implementation on server.
@@ -119,6 +153,8 @@ func RegisterUserServiceHandler(server *connect.Server, svc UserServiceHandler) 
 		connect.Method{Spec: userServiceSetDisabledSpec(), Handler: adapter.setDisabled},
 		connect.Method{Spec: userServiceBlockSpec(), Handler: adapter.block},
 		connect.Method{Spec: userServiceUnblockSpec(), Handler: adapter.unblock},
+		connect.Method{Spec: userServiceDevicesSpec(), Handler: adapter.devices},
+		connect.Method{Spec: userServiceKickSpec(), Handler: adapter.kick},
 	)
 }
 
@@ -139,6 +175,14 @@ func (UnimplementedUserServiceHandler) Block(context.Context, *imdv1.BlockReques
 
 func (UnimplementedUserServiceHandler) Unblock(context.Context, *imdv1.UnblockRequest) (*imdv1.UnblockResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.UserService.Unblock is not implemented")
+}
+
+func (UnimplementedUserServiceHandler) Devices(context.Context, *imdv1.DevicesRequest) (*imdv1.DevicesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.UserService.Devices is not implemented")
+}
+
+func (UnimplementedUserServiceHandler) Kick(context.Context, *imdv1.KickRequest) (*imdv1.KickResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.UserService.Kick is not implemented")
 }
 
 type userServiceClient struct {
@@ -172,6 +216,22 @@ func (c *userServiceClient) Block(ctx context.Context, req *imdv1.BlockRequest) 
 func (c *userServiceClient) Unblock(ctx context.Context, req *imdv1.UnblockRequest) (*imdv1.UnblockResponse, error) {
 	var res imdv1.UnblockResponse
 	if err := c.client.CallUnary(ctx, userServiceUnblockSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *userServiceClient) Devices(ctx context.Context, req *imdv1.DevicesRequest) (*imdv1.DevicesResponse, error) {
+	var res imdv1.DevicesResponse
+	if err := c.client.CallUnary(ctx, userServiceDevicesSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *userServiceClient) Kick(ctx context.Context, req *imdv1.KickRequest) (*imdv1.KickResponse, error) {
+	var res imdv1.KickResponse
+	if err := c.client.CallUnary(ctx, userServiceKickSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -221,6 +281,30 @@ func (h userServiceHandler) unblock(ctx context.Context, _ connect.Spec, stream 
 		return err
 	}
 	res, err := h.svc.Unblock(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h userServiceHandler) devices(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.DevicesRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Devices(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h userServiceHandler) kick(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.KickRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Kick(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ type Facts struct {
 const examinePings = 9
 
 // Examine connects to the server that cfg names and asks it. ctx should have a
-// deadline. Errors are *dedup.Error, or about cfg.
+// deadline. Errors are *circuit.Error, or about cfg.
 func Examine(ctx context.Context, cfg Config) (f Facts, err error) {
 	opt, err := options(cfg)
 	if err != nil {
@@ -29,14 +29,14 @@ func Examine(ctx context.Context, cfg Config) (f Facts, err error) {
 	}
 	c, err := rueidis.NewClient(opt)
 	if err != nil {
-		return f, classified(err)
+		return f, Classified(err)
 	}
 	defer c.Close()
 	var trips []time.Duration
 	for range examinePings {
 		began := time.Now()
 		if err := c.Do(ctx, c.B().Ping().Build()).Error(); err != nil {
-			return f, classified(err)
+			return f, Classified(err)
 		}
 		trips = append(trips, time.Since(began))
 	}
@@ -44,7 +44,7 @@ func Examine(ctx context.Context, cfg Config) (f Facts, err error) {
 	f.RoundTrip = trips[len(trips)/2]
 	info, err := c.Do(ctx, c.B().Info().Build()).ToString()
 	if err != nil {
-		return f, classified(err)
+		return f, Classified(err)
 	}
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")

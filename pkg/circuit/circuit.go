@@ -1,11 +1,11 @@
-package dedup
+package circuit
 
 // openAfter is how many calls in a row may stay without an answer before the
 // next ones are not made.
 const openAfter = 3
 
-// Circuit decides whether a call to a cache is worth its time. It is closed
-// while the cache answers. After a few calls in a row without an answer it
+// Circuit decides whether a call to a server is worth its time. It is closed
+// while the server answers. After a few calls in a row without an answer it
 // opens: no call is made, and somebody off the path asks from time to time
 // whether the cache is there again. The zero value is closed; not safe for
 // concurrent use.
@@ -14,7 +14,7 @@ type Circuit struct {
 	open   bool
 }
 
-// NewOpenCircuit is the circuit of a cache that has not answered yet.
+// NewOpenCircuit is the circuit of a server that has not answered yet.
 func NewOpenCircuit() Circuit { return Circuit{open: true} }
 
 // Open reports whether calls are not to be made.
@@ -35,7 +35,7 @@ func (c *Circuit) Called(what Class) (opened bool) {
 	return c.open
 }
 
-// Asked takes whether the cache answered when it was asked, and reports whether
+// Asked takes whether the server answered when it was asked, and reports whether
 // the circuit has closed by it.
 func (c *Circuit) Asked(answered bool) (closed bool) {
 	if !c.open || !answered {

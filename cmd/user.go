@@ -1,0 +1,123 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/imdhq/imd/proto/gen/adminv1"
+	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
+)
+
+func newUser(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "user", Short: "See and end the logins of a user"}
+	c.AddCommand(newUserDevices(a), newUserEnd(a, "kick", "kicked"), newUserEnd(a, "revoke", "revoked"))
+	return c
+}
+
+func (f *serverFlags) deviceService() (adminv1connect.DeviceServiceClient, error) {
+	client, err := f.admin()
+	if err != nil {
+		return nil, err
+	}
+	return adminv1connect.NewDeviceServiceClient(client), nil
+}
+
+// deviceRow is a live session as `user devices -o json` prints it.
+type deviceRow struct {
+	SessionID  string    `json:"session_id"`
+	LoginID    string    `json:"login_id"`
+	DeviceID   string    `json:"device_id"`
+	Class      string    `json:"class"`
+	NodeID     string    `json:"node_id"`
+	BootID     string    `json:"boot_id"`
+	RouteEpoch uint64    `json:"route_epoch,string"`
+	Since      time.Time `json:"since"`
+}
+
+func newUserDevices(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "devices USER", Short: "List where a user is signed in now",
+		Long: `Devices lists the live sessions of a user, the oldest first: the login, which is
+what a token stands for, the device, its class, and the node that holds the
+connection.`,
+		Example: "  imd user devices alice\n  imd user devices alice -o json",
+		Args:    cobra.ExactArgs(1),
+	}
+	f := addServer(a, c, "ops listener")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		svc, err := f.deviceService()
+		if err != nil {
+			return err
+		}
+		ctx, cancel := a.bounded(c.Context())
+		defer cancel()
+		res, err := svc.ListDevices(ctx, &adminv1.ListDevicesRequest{UserId: args[0]})
+		if err != nil {
+			return err
+		}
+		rows := []deviceRow{}
+		for _, d := range res.GetDevices() {
+			rows = append(rows, deviceRow{d.GetSessionId(), d.GetLoginId(), d.GetDeviceId(), d.GetClass(), d.GetNodeId(), d.GetBootId(),
+				d.GetRouteEpoch(), time.UnixMilli(d.GetSinceMs()).UTC()})
+		}
+		return a.printer().data(map[string]any{"devices": rows}, func(w io.Writer) { printDevices(w, args[0], rows) })
+	}
+	return c
+}
+
+func printDevices(w io.Writer, user string, rows []deviceRow) {
+	if len(rows) == 0 {
+		fmt.Fprintf(w, "%s is not connected\n", user)
+		return
+	}
+	var lines [][]string
+	for _, r := range rows {
+		lines = append(lines, []string{r.LoginID, r.Class, r.DeviceID, r.NodeID, r.Since.Format(time.RFC3339)})
+	}
+	table(w, "LOGIN CLASS DEVICE NODE SINCE", lines)
+}
+
+// newUserEnd is kick or revoke: the same end, told to the user in other words.
+func newUserEnd(a *app, verb, reason string) *cobra.Command {
+	c := &cobra.Command{
+		Use: verb + " USER", Short: "End a login of a user, or all of them",
+		Long: fmt.Sprintf(`The sessions of the login end on every node, with the reason %s, and its
+tokens are refused from now on. Without --login that is every login whose token
+was issued until now; a token that is issued later is good.`, reason),
+		Example: fmt.Sprintf("  imd user %s alice --login 6f1c\n  imd user %s alice --all", verb, verb),
+		Args:    cobra.ExactArgs(1),
+	}
+	f := addServer(a, c, "ops listener")
+	login := c.Flags().String("login", "", "login to end, as imd user devices shows it")
+	all := c.Flags().Bool("all", false, "end all logins of the user")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if (*login == "") != *all {
+			return usagef("give --login LOGIN or --all")
+		}
+		svc, err := f.deviceService()
+		if err != nil {
+			return err
+		}
+		return a.endLogins(c.Context(), svc, &adminv1.EndLoginsRequest{UserId: args[0], LoginId: *login, Reason: reason})
+	}
+	return c
+}
+
+func (a *app) endLogins(ctx context.Context, svc adminv1connect.DeviceServiceClient, r *adminv1.EndLoginsRequest) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	if _, err := svc.EndLogins(ctx, r); err != nil {
+		return err
+	}
+	what := "login " + r.LoginId
+	if r.LoginId == "" {
+		what = "all logins"
+	}
+	return a.printer().data(map[string]any{"user_id": r.UserId, "login_id": r.LoginId, "reason": r.Reason}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s of %s: %s\n", what, r.UserId, r.Reason)
+	})
+}

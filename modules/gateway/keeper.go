@@ -1,0 +1,296 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+const (
+	// refreshTime is how long it takes to refresh all routes; then it begins
+	// again. Three rounds fit into the life of a route.
+	refreshTime = store.RouteTTL / 3
+	// restoreTime is that of a round after the store has lost something.
+	restoreTime = 5 * time.Second
+	// keepStep is how often some are refreshed.
+	keepStep = 250 * time.Millisecond
+	// askTime is how often the store is asked what it remembers. With
+	// restoreTime it bounds how long lost routes stay away.
+	askTime = time.Second
+	// refreshBatch is how many routes one call refreshes.
+	refreshBatch = 500
+	// lateClaims is how many places are claimed at once afterwards.
+	lateClaims = 32
+	// admitCalls is how many logins are looked up at once when their routes are
+	// put back.
+	admitCalls = 8
+)
+
+// keeper keeps the routes of this node's sessions: it refreshes them, puts back
+// what the store has lost, claims what could not be claimed, and ends sessions
+// that were displaced without being told.
+type keeper struct {
+	g *Gateway
+	// refreshing and restoring are refreshTime and restoreTime, and asking is
+	// askTime; tests shorten them.
+	refreshing, restoring, asking time.Duration
+
+	mu      sync.Mutex
+	waiting map[*session]struct{} // without a place
+}
+
+func newKeeper(g *Gateway) *keeper {
+	return &keeper{g: g, refreshing: refreshTime, restoring: restoreTime, asking: askTime, waiting: map[*session]struct{}{}}
+}
+
+// wait notes a session whose place is to be claimed later.
+func (k *keeper) wait(s *session) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.waiting[s] = struct{}{}
+	k.g.m.unclaimed.Set(float64(len(k.waiting)))
+}
+
+// forget drops a session that has ended or has its place.
+func (k *keeper) forget(s *session) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.waiting, s)
+	k.g.m.unclaimed.Set(float64(len(k.waiting)))
+}
+
+func (k *keeper) unclaimed() []*session {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := make([]*session, 0, len(k.waiting))
+	for s := range k.waiting {
+		out = append(out, s)
+	}
+	return out
+}
+
+// round is one pass over all sessions. It is a value that steps in time.
+type round struct {
+	left  []*session
+	total int
+	begin time.Time
+	over  time.Duration // the time it takes
+}
+
+// due takes the sessions whose turn has come.
+func (r *round) due(now time.Time) []*session {
+	part := r.total
+	if d := now.Sub(r.begin); d < r.over {
+		part = int(float64(r.total) * float64(d) / float64(r.over))
+	}
+	n := min(len(r.left), max(0, part-(r.total-len(r.left))))
+	out := r.left[:n]
+	r.left = r.left[n:]
+	return out
+}
+
+// done reports whether the next round may begin.
+func (r *round) done(now time.Time) bool { return len(r.left) == 0 && now.Sub(r.begin) >= r.over }
+
+// run works until ctx is done.
+func (k *keeper) run(ctx context.Context) {
+	tick := time.NewTicker(keepStep)
+	defer tick.Stop()
+	var r round
+	memory, asked := "", time.Time{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if now.Sub(asked) >= k.asking {
+			asked = now
+			name, err := k.ask(ctx)
+			switch {
+			case err != nil:
+				k.g.m.routesAway.Set(1)
+			case memory != name:
+				if memory != "" {
+					k.g.Log.Warn("the route store has forgotten; all routes are put back", zap.Int("sessions", k.g.hub.len()))
+					k.g.m.routeLosses.Inc()
+					r = k.round(now, k.restoring)
+				}
+				memory = name
+				fallthrough
+			default:
+				k.g.m.routesAway.Set(0)
+				k.claimWaiting(ctx)
+			}
+		}
+		k.refresh(ctx, r.due(now))
+		if r.done(now) {
+			r = k.round(now, k.refreshing)
+		}
+	}
+}
+
+func (k *keeper) round(now time.Time, over time.Duration) round {
+	all := k.g.hub.all()
+	return round{left: all, total: len(all), begin: now, over: over}
+}
+
+// ask asks the store what it remembers.
+func (k *keeper) ask(ctx context.Context) (string, error) {
+	routes, err := k.g.Routes()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, routeTimeout)
+	defer cancel()
+	return routes.Memory(ctx)
+}
+
+// refresh refreshes the routes of sessions that have a place.
+func (k *keeper) refresh(ctx context.Context, sessions []*session) {
+	for len(sessions) > 0 {
+		batch := make([]*session, 0, refreshBatch)
+		list := make([]store.Route, 0, refreshBatch)
+		for len(sessions) > 0 && len(batch) < refreshBatch {
+			s := sessions[0]
+			sessions = sessions[1:]
+			s.mu.Lock()
+			p, live := s.place, s.phase != ended
+			s.mu.Unlock()
+			if live && p.claimed {
+				batch, list = append(batch, s), append(list, s.routeAt(p))
+			}
+		}
+		if len(batch) == 0 {
+			continue
+		}
+		standings, err := k.call(ctx, list)
+		if err != nil {
+			k.g.m.refreshed.WithLabelValues("failed").Add(float64(len(list)))
+			k.g.Log.Warn("routes were not refreshed; the next round makes up for it", zap.Int("routes", len(list)), obs.Err(err))
+			continue
+		}
+		k.settle(ctx, batch, list, standings)
+	}
+}
+
+func (k *keeper) call(ctx context.Context, list []store.Route) ([]store.Standing, error) {
+	routes, err := k.g.Routes()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, routeTimeout)
+	defer cancel()
+	return routes.Refresh(ctx, list)
+}
+
+// settle does what the answers ask for.
+func (k *keeper) settle(ctx context.Context, batch []*session, list []store.Route, standings []store.Standing) {
+	var restored []*session
+	for i, s := range batch {
+		k.g.m.refreshed.WithLabelValues(standings[i].String()).Inc()
+		switch standings[i] {
+		case store.Superseded, store.Replaced:
+			k.displaced(s, list[i], standings[i])
+			continue
+		case store.Restored:
+			restored = append(restored, s)
+		}
+		if !s.live() { // its release may have come before the refresh
+			k.g.release(list[i])
+		}
+	}
+	k.readmit(ctx, restored)
+}
+
+// displaced ends a session that a newer one displaced.
+func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
+	if why == store.Replaced { // again, in case the one that did it could not
+		k.g.revoke(r)
+	}
+	s.end(why.String(), endTexts[why.String()], 0)
+}
+
+// readmit asks whether logins whose routes were put back have been ended
+// meanwhile: a store that forgot does not know.
+func (k *keeper) readmit(ctx context.Context, sessions []*session) {
+	var wg sync.WaitGroup
+	slot := make(chan struct{}, admitCalls)
+	for _, s := range sessions {
+		slot <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slot }()
+			reason := k.g.ended.of(s.user, s.login, time.Now())
+			if reason == "" {
+				res, err := k.g.Directory.Admit(ctx, &v1.AdmitRequest{UserId: string(s.user), LoginId: string(s.login), IssuedMs: s.issued})
+				if err != nil {
+					return // the rows stay, and its next hello finds them
+				}
+				reason = res.RefusedReason
+			}
+			if reason != "" {
+				s.end(reason, endTexts[reason], 0)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// claimWaiting claims the places of sessions that began without.
+func (k *keeper) claimWaiting(ctx context.Context) {
+	var wg sync.WaitGroup
+	slot := make(chan struct{}, lateClaims)
+	for _, s := range k.unclaimed() {
+		if ctx.Err() != nil {
+			break
+		}
+		slot <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slot }()
+			k.claimLate(s)
+		})
+	}
+	wg.Wait()
+}
+
+// claimLate claims a place with the rank of the session's beginning, so that it
+// displaces nobody who came later.
+func (k *keeper) claimLate(s *session) {
+	s.mu.Lock()
+	p, live := s.place, s.phase != ended
+	s.mu.Unlock()
+	if !live {
+		k.forget(s)
+		return
+	}
+	r := s.routeAt(p)
+	claim, err := k.g.claim(r, k.g.tuned.Get().login.of(s.class))
+	switch {
+	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
+		s.end("login_refused", "another login has the place", 0)
+		return
+	case err != nil:
+		return // still away: the next round asks again
+	case claim.Standing != store.Kept:
+		k.displaced(s, r, claim.Standing)
+		return
+	}
+	k.forget(s)
+	s.mu.Lock()
+	s.place.claimed = true
+	live = s.phase != ended
+	s.mu.Unlock()
+	if !live {
+		s.release()
+	}
+	k.g.displaced(claim)
+}

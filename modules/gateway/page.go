@@ -1,0 +1,34 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/imdhq/imd/pkg/status"
+)
+
+// Status is what the gateway of a process holds.
+type Status struct {
+	Connections int    `json:"connections"` // open ones, authenticated or not
+	Sessions    int    `json:"sessions"`
+	Users       int    `json:"users"` // with sessions here
+	Sockets     int64  `json:"plain_sockets"`
+	Requests    int    `json:"requests_in_work"`
+	State       string `json:"state"` // serving, draining or stopping
+}
+
+// page tells what the gateway holds; nothing about single users.
+func (g *Gateway) page(*http.Request) (any, status.Page) {
+	s := Status{Sockets: g.plain.Load(), Requests: len(g.requests), State: "serving"}
+	s.Connections, s.Sessions, s.Users = g.hub.counts()
+	switch {
+	case g.closing.Load():
+		s.State = "stopping"
+	case g.draining.Load():
+		s.State = "draining"
+	}
+	return s, status.Page{Title: "gateway", Tables: []status.Table{{Columns: []string{"", ""}, Rows: [][]string{
+		{"state", s.State}, {"connections", fmt.Sprint(s.Connections)}, {"sessions", fmt.Sprint(s.Sessions)}, {"users", fmt.Sprint(s.Users)},
+		{"sockets without a session", fmt.Sprint(s.Sockets)}, {"requests in work", fmt.Sprint(s.Requests)},
+	}}}}
+}

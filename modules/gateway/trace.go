@@ -1,0 +1,50 @@
+package gateway
+
+import (
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/run"
+	"github.com/imdhq/imd/pkg/trace"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// maxEach is up to how many sessions of a delivery each has a record of its own:
+// the audience of a large group would push everything else out.
+const maxEach = 16
+
+// answered remembers that a sender was told that its message is stored.
+func (s *session) answered(now time.Time, a run.Answer) {
+	if s.g.Trace == nil || a.Ack.Status != clientv1.Ack_ACK_OK {
+		return
+	}
+	s.g.Trace.Add(trace.Record{Stage: trace.Answered, Message: im.MessageID(a.Ack.MessageId), Conv: trace.Conv(a.Ack.ConversationId), Seq: a.Ack.Seq,
+		At: now, Took: now.Sub(a.Send.Arrived), Note: string(s.id)})
+}
+
+// arrived remembers a delivery, and to which sessions it went.
+func (g *Gateway) arrived(f *shared, to []*session) {
+	if g.Trace == nil || !f.acked {
+		return
+	}
+	now, conv := time.Now(), trace.Conv(f.conv)
+	records := append(make([]trace.Record, 0, 1+min(len(to), maxEach)), trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to))})
+	if len(to) <= maxEach {
+		for _, x := range to {
+			records = append(records, trace.Record{Stage: trace.Queued, Conv: conv, Seq: f.seq, At: now, Note: string(x.id)})
+		}
+	}
+	g.Trace.Add(records...)
+}
+
+// acknowledged remembers that the device has entries.
+func (s *session) acknowledged(now time.Time, ranges []*clientv1.AckRange) {
+	if s.g.Trace == nil {
+		return
+	}
+	records := make([]trace.Record, 0, len(ranges))
+	for _, r := range ranges {
+		records = append(records, trace.Record{Stage: trace.Acknowledged, Conv: trace.Conv(r.ConversationId), From: r.AfterSeq, Seq: r.Seq, At: now, Note: string(s.id)})
+	}
+	s.g.Trace.Add(records...)
+}
