@@ -250,6 +250,9 @@ func (l *loaded) combination() error {
 			return config.Errorf("redis.url", "is missing, but %s is redis; set redis.url_file or IMD_REDIS_URL", key)
 		}
 	}
+	if l.values.Text("storage.routes") == "etcd" && strings.Trim(l.values.Text("controlplane.endpoints"), "[]") == "" {
+		return config.Errorf("controlplane.endpoints", "is missing, but storage.routes is etcd; one process alone keeps its routes in memory")
+	}
 	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
 		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")
 	}
