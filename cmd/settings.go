@@ -235,6 +235,11 @@ func (s *settingFlags) load() (*loaded, error) {
 func (l *loaded) combination() error {
 	seen := map[string]string{}
 	for _, ln := range l.listeners() {
+		if _, port, err := net.SplitHostPort(ln.address); err != nil {
+			return config.Errorf(ln.key, "%q is not host:port", ln.address)
+		} else if _, err := net.LookupPort("tcp", port); err != nil {
+			return config.Errorf(ln.key, "%q has no port from 0 to 65535", ln.address)
+		}
 		if other, twice := seen[ln.address]; twice && !strings.HasSuffix(ln.address, ":0") {
 			return config.Errorf(ln.key, "%s is the address of %s already", ln.address, other)
 		}
