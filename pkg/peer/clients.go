@@ -12,16 +12,16 @@ import (
 
 // The rows of the table, found once.
 var (
-	stateSubmit, stateChange, stateMark     = method("state.Submit"), method("state.Change"), method("state.Mark")
-	stateSync, stateHistory, stateMembers   = method("state.Sync"), method("state.History"), method("state.Members")
-	stateHeads, stateClear                  = method("state.Heads"), method("state.ClearHistory")
-	stateHealth                             = method("state.Health")
-	directoryUser, directorySetUser         = method("directory.User"), method("directory.SetUser")
-	directorySetBlock, directoryAdmit       = method("directory.SetBlock"), method("directory.Admit")
-	directoryRevoke                         = method("directory.Revoke")
-	directoryPutKey, directoryKeys          = method("directory.PutKey"), method("directory.Keys")
+	stateSubmit, stateChange, stateMark                   = method("state.Submit"), method("state.Change"), method("state.Mark")
+	stateSync, stateHistory, stateMembers                 = method("state.Sync"), method("state.History"), method("state.Members")
+	stateHeads, stateClear                                = method("state.Heads"), method("state.ClearHistory")
+	stateHealth                                           = method("state.Health")
+	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
+	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
+	directoryRevoke                                       = method("directory.Revoke")
+	directoryPutKey, directoryKeys                        = method("directory.PutKey"), method("directory.Keys")
 	pushFanout, gatewayDeliver, gatewayKick, gatewayProbe = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick"), method("gateway.Probe")
-	peerCheck                               = method("peer.Check")
+	peerCheck                                             = method("peer.Check")
 )
 
 // shardKeys are the keys of all shards on the ring.
