@@ -149,11 +149,16 @@ An empty value takes a setting away, so that the next wider scope holds.`,
 	c.MarkFlagsMutuallyExclusive("zone", "role", "node")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		req := &adminv1.SetSettingsRequest{By: operator(), Reason: f.reason}
+		given := map[string]bool{}
 		for _, arg := range args {
 			key, value, ok := strings.Cut(arg, "=")
 			if !ok {
 				return usagef("%s: must be key=value", arg)
 			}
+			if given[key] {
+				return usagef("%s is given twice", key)
+			}
+			given[key] = true
 			req.Edits = append(req.Edits, &adminv1.SettingEdit{Key: key, Value: value, Scope: scopeMessage(*scopes["zone"], *scopes["role"], *scopes["node"])})
 		}
 		return f.carryOut(c, func(ctx context.Context, svc adminv1connect.SettingsServiceClient, dry bool, base *int64) (*adminv1.SetSettingsResponse, error) {

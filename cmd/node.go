@@ -168,18 +168,23 @@ cordon it first if new work shall stay away.`,
 }
 
 // awaitGone waits until the process has left the view of the node that is
-// asked.
+// asked; if it is that node itself, until it does not answer any more.
 func (a *app) awaitGone(ctx context.Context, client *connect.Client, id, boot string) error {
-	serial := uint64(0)
+	serial, asked := uint64(0), false
 	for {
 		list, err := a.listNodes(ctx, client, &adminv1.ListNodesRequest{Serial: serial, WaitMs: 2000})
+		if asked && err != nil && ctx.Err() == nil && classify(err).Exit == exitUnavailable {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		serial = list.serial
 		there := false
 		for _, n := range list.Nodes {
-			there = there || n.NodeID == id && n.BootID == boot
+			if n.NodeID == id && n.BootID == boot {
+				there, asked = true, n.Self
+			}
 		}
 		if !there {
 			return nil

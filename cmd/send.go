@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +55,9 @@ duplicate.`,
 				return err
 			}
 			text = strings.TrimSuffix(string(raw), "\n")
+		}
+		if !utf8.ValidString(text) {
+			return usagef("the text is not UTF-8")
 		}
 		return f.send(c, id, text)
 	}

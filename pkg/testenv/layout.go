@@ -209,6 +209,27 @@ func sameKeys(first, second string) error {
 	return os.WriteFile(datadir.TokenKeyFile(second), text, 0o600)
 }
 
+// CutHalf swallows what the second process of each role says and hears, to the
+// others and to etcd; the stores they reach. heal undoes it. Only for a node in the
+// layout Hosts.
+func (n *Node) CutHalf() (heal func()) {
+	n.t.Helper()
+	var here, there []*Host
+	for _, role := range []string{"gateway", "state", "push", "scheduler"} {
+		here, there = append(here, n.Part(role, 1).host), append(there, n.Part(role, 2).host)
+	}
+	for _, h := range there {
+		h.Cut()
+		h.Cut(here...)
+	}
+	return func() {
+		for _, h := range there {
+			h.Heal()
+			h.Heal(here...)
+		}
+	}
+}
+
 // part is a process of the node with the roles.
 func (n *Node) part(roles, suffix string) *Node {
 	return &Node{Dir: n.Dir + suffix, Args: n.Args, Env: n.Env, t: n.t, roles: roles, etcd: n.etcd, shared: n.shared}

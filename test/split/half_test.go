@@ -1,0 +1,43 @@
+package split
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+)
+
+// Half of the hosts cannot be reached, and do not reach etcd either: what they
+// had to do the others do, and after a moment nobody notices, also not when the
+// network is whole again.
+func TestHalfTheNetwork(t *testing.T) {
+	t.Parallel()
+	testenv.InOwnNetwork(t, func(t *testing.T) {
+		c := &cluster{Node: &testenv.Node{Dir: t.TempDir() + "/data", Args: testenv.NoLimits(), Layout: testenv.Hosts}}
+		c.Begin(t)
+		stop, senders := make(chan struct{}), make([]*sender, 12)
+		var wg sync.WaitGroup
+		for i := range senders {
+			senders[i] = &sender{name: fmt.Sprintf("half%d", i)}
+			wg.Go(func() { senders[i].run(t, c, stop) })
+		}
+		time.Sleep(2 * time.Second) // load before the fault
+		heal := c.CutHalf()
+		time.Sleep(15 * time.Second) // how long it lasts: longer than the leases of those that are away
+		heal()
+		time.Sleep(3 * time.Second) // and after it
+		close(stop)
+		wg.Wait()
+		worst, sent := time.Duration(0), 0
+		for _, s := range senders {
+			worst, sent = max(worst, s.slowest), sent+len(s.acked)
+			judge(t, c, s)
+		}
+		t.Logf("%d messages; the slowest send took %v", sent, worst.Round(time.Millisecond))
+		if worst > 4*time.Second {
+			t.Errorf("a send took %v", worst)
+		}
+	})
+}
