@@ -45,12 +45,13 @@ func layout() string {
 
 // rest is the processes of a split node beside the one that clients talk to.
 type rest struct {
-	etcd *exec.Cmd
-	url  string  // of etcd
-	side *Node   // the second gateway; nil = there is one
-	back *Node   // has state
-	more []*Node // further ones
-	door atomic.Int64
+	etcd  *exec.Cmd
+	url   string // of etcd
+	side  *Node  // the second gateway; nil = there is one
+	redis string
+	back  *Node   // has state
+	more  []*Node // further ones
+	door  atomic.Int64
 }
 
 // nodes are all of them, gateways first.
@@ -107,6 +108,9 @@ func (n *Node) Second() *Node {
 	}
 	return n.rest.side
 }
+
+// RedisURL names the server with the routes of a Wide or Hosts node.
+func (n *Node) RedisURL() string { return n.rest.redis }
 
 // Part is the process of a Wide or Hosts node that has the role, number 1 or 2.
 func (n *Node) Part(role string, number int) *Node {
@@ -169,7 +173,8 @@ func (n *Node) spread(r *rest) error {
 	}
 	cache := StartRedis(n.t, "--unixsocket", "redis.sock")
 	n.shared = append(SharedPostgres(n.t).serve(n.t), "--set", "storage.routes=redis", "--set", "storage.dedup=redis")
-	n.Env = append(slices.Clone(n.Env), "IMD_REDIS_URL=unix://"+filepath.Join(cache.dir, "redis.sock")) // as that of Postgres it is there on all hosts
+	r.redis = "unix://" + filepath.Join(cache.dir, "redis.sock") // as that of Postgres it is there on all hosts
+	n.Env = append(slices.Clone(n.Env), "IMD_REDIS_URL="+r.redis)
 	if n.Layout == Hosts {
 		key := n.Dir + "-key"
 		if err := os.WriteFile(key, []byte("a key that all processes of this cluster have\n"), 0o600); err != nil {
