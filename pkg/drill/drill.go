@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/bench"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/failpoint"
@@ -146,6 +147,7 @@ type drill struct {
 	plane   *plane    // nil = the layout has no members of etcd
 	db      *database // nil = the nodes keep messages themselves
 	cache   *cache    // nil = the nodes remember sends themselves
+	signer  auth.Key  // of all tokens
 	network *network  // nil = each node has all roles
 	rec     *history.Recorder
 	plan    []Event
@@ -239,13 +241,9 @@ func (d *drill) run() error {
 			return err
 		}
 	}
-	w, err := newWorld(d.nodes[0])
-	if err != nil {
-		return err
-	}
-	d.world = w
-	defer w.close()
-	if err := w.makeKey(d.ctx); err != nil {
+	d.world = newWorld(d.nodes[0], d.signer)
+	defer d.world.close()
+	if err := d.world.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
 	}
 	return d.load()
@@ -266,8 +264,12 @@ func (d *drill) prepare() error {
 		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
+	var keys string
+	var err error
+	if d.signer, keys, err = newSigner(d.Dir); err != nil {
+		return err
+	}
 	if d.Layout.Etcd > 0 {
-		var err error
 		if d.plane, err = newPlane(d); err != nil {
 			return err
 		}
@@ -290,13 +292,16 @@ func (d *drill) prepare() error {
 		if spec.apart() {
 			apart = append(apart, n)
 		}
-		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if err := writeRules(n.rules, d.Standing); err != nil {
 			return err
 		}
 		if err := d.makeDir(n.dir); err != nil {
 			return err
 		}
+		if spec.Clients {
+			own = append(own, keys)
+		}
+		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if spec.Clients {
 			p, err := faultproxy.Listen("127.0.0.1:0", "127.0.0.1:1") // until the node is ready nobody is there
 			if err != nil {
@@ -307,7 +312,6 @@ func (d *drill) prepare() error {
 		d.nodes = append(d.nodes, n)
 	}
 	if len(apart) > 0 {
-		var err error
 		if d.network, err = newNetwork(apart); err != nil {
 			return err
 		}

@@ -23,7 +23,8 @@ type Layout struct {
 	Etcd int `yaml:"etcd"`
 	// Postgres says that one server of its own keeps the messages of all nodes.
 	Postgres bool `yaml:"postgres"`
-	// Redis says that one server of its own remembers acknowledged sends for all nodes.
+	// Redis says that one server of its own remembers acknowledged sends for all nodes, and their
+	// routes if Set says storage.routes=redis.
 	Redis bool `yaml:"redis"`
 	// Witnesses is how many processes, w1 and so on, take part in the control plane
 	// and tell what they see: up to 50. They want Etcd.
@@ -59,13 +60,12 @@ func OnPostgres() Layout {
 	return l
 }
 
-// SplitRoles is the roles in processes of their own: two with state, two with the
-// scheduler, and, as routes are in the memory of one process, one with gateway and
-// push.
+// SplitRoles is two processes of each role; clients connect to both gateways.
 func SplitRoles() Layout {
-	return Layout{Etcd: 1, Postgres: true, Redis: true, Nodes: []NodeSpec{
-		{Name: "g1", Roles: "gateway,push", Clients: true},
+	return Layout{Etcd: 1, Postgres: true, Redis: true, Set: []string{"storage.routes=redis"}, Nodes: []NodeSpec{
+		{Name: "g1", Roles: "gateway", Clients: true}, {Name: "g2", Roles: "gateway", Clients: true},
 		{Name: "s1", Roles: "state"}, {Name: "s2", Roles: "state"},
+		{Name: "p1", Roles: "push"}, {Name: "p2", Roles: "push"},
 		{Name: "c1", Roles: "scheduler"}, {Name: "c2", Roles: "scheduler"},
 	}}
 }

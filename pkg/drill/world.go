@@ -2,9 +2,12 @@ package drill
 
 import (
 	"context"
+	crand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -51,13 +54,17 @@ type group struct {
 	members     []string
 }
 
-func newWorld(n *node) (*world, error) {
-	keys, err := datadir.ReadTokenKeys(n.dir)
-	if err != nil {
-		return nil, err
-	}
-	return &world{node: n, signer: auth.Key{ID: keys[0].ID, Secret: keys[0].Secret}, read: map[string]bool{},
-		hc: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 5 * time.Second}}}, nil
+func newWorld(n *node, signer auth.Key) *world {
+	return &world{node: n, signer: signer, read: map[string]bool{},
+		hc: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 5 * time.Second}}}
+}
+
+// newSigner makes the key of all tokens of a drill, in a file that every gateway
+// reads, and the assignment that names it.
+func newSigner(dir string) (key auth.Key, set string, err error) {
+	key = auth.Key{ID: "drill", Secret: []byte(crand.Text() + crand.Text())}
+	path := filepath.Join(dir, "token.key")
+	return key, "auth.keys=" + key.ID + ":HS256:" + path, os.WriteFile(path, key.Secret, 0o600)
 }
 
 // close lets go of connections.

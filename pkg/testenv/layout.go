@@ -11,9 +11,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/imdhq/imd/pkg/datadir"
 )
 
 // The layouts in which a Node runs, as IMD_TEST_LAYOUT names them.
@@ -23,8 +26,8 @@ const (
 	// Split is gateway and push in one process, state and scheduler in another,
 	// and etcd in a third.
 	Split = "split"
-	// Wide is gateway and push in one process, two processes with state, two with
-	// scheduler, etcd in one, and messages in Postgres.
+	// Wide is every role in two processes of its own, etcd in one, messages in
+	// Postgres, and routes and acknowledged sends in Redis.
 	Wide = "wide"
 	// Hosts is Wide with each process on a host of its own, which the network alone
 	// connects. The tests must run as root in a network of their own: see
@@ -42,14 +45,23 @@ func layout() string {
 
 // rest is the processes of a split node beside the one that clients talk to.
 type rest struct {
-	etcd *exec.Cmd
-	url  string // of etcd
-	back *Node
-	more []*Node // further ones
+	etcd  *exec.Cmd
+	url   string // of etcd
+	side  *Node  // the second gateway; nil = there is one
+	redis string
+	back  *Node   // has state
+	more  []*Node // further ones
+	door  atomic.Int64
 }
 
-// nodes are all of them.
-func (r *rest) nodes() []*Node { return append([]*Node{r.back}, r.more...) }
+// nodes are all of them, gateways first.
+func (r *rest) nodes() []*Node {
+	all := append([]*Node{r.back}, r.more...)
+	if r.side != nil {
+		all = append([]*Node{r.side}, all...)
+	}
+	return all
+}
 
 // whole reports whether the node has all its roles in its one process.
 func (n *Node) whole() bool {
@@ -88,7 +100,50 @@ func (n *Node) Back() *Node {
 	return n.rest.back
 }
 
-// launchSplit starts what is not running of the three processes.
+// Second is the second gateway of a Wide or Hosts node, as a node of its own; nil
+// for others.
+func (n *Node) Second() *Node {
+	if n.rest == nil {
+		return nil
+	}
+	return n.rest.side
+}
+
+// RedisURL names the server with the routes of a Wide or Hosts node.
+func (n *Node) RedisURL() string { return n.rest.redis }
+
+// Part is the process of a Wide or Hosts node that has the role, number 1 or 2.
+func (n *Node) Part(role string, number int) *Node {
+	n.t.Helper()
+	for _, p := range append([]*Node{n}, n.rest.nodes()...) {
+		if p.role(n) == role {
+			if number--; number == 0 {
+				return p
+			}
+		}
+	}
+	n.t.Fatalf("the node has no such process with %s", role)
+	return nil
+}
+
+// role is what the process of the node whole does.
+func (n *Node) role(whole *Node) string {
+	if n == whole {
+		return "gateway"
+	}
+	return n.roles
+}
+
+// Door is the base of a public listener: where the node has two, each in turn, so
+// that what users of different doors do has to find its way between gateways.
+func (n *Node) Door() string {
+	if side := n.Second(); side != nil && n.rest.door.Add(1)%2 == 0 {
+		return side.URL()
+	}
+	return n.URL()
+}
+
+// launchSplit starts what is not running of the processes.
 func (n *Node) launchSplit() error {
 	if n.rest == nil {
 		r, err := n.startEtcd()
@@ -116,7 +171,10 @@ func (n *Node) spread(r *rest) error {
 		r.back = n.part("state,scheduler", "-state")
 		return nil
 	}
-	n.shared = SharedPostgres(n.t).serve(n.t)
+	cache := StartRedis(n.t, "--unixsocket", "redis.sock")
+	n.shared = append(SharedPostgres(n.t).serve(n.t), "--set", "storage.routes=redis", "--set", "storage.dedup=redis")
+	r.redis = "unix://" + filepath.Join(cache.dir, "redis.sock") // as that of Postgres it is there on all hosts
+	n.Env = append(slices.Clone(n.Env), "IMD_REDIS_URL="+r.redis)
 	if n.Layout == Hosts {
 		key := n.Dir + "-key"
 		if err := os.WriteFile(key, []byte("a key that all processes of this cluster have\n"), 0o600); err != nil {
@@ -124,25 +182,47 @@ func (n *Node) spread(r *rest) error {
 		}
 		n.shared = append(n.shared, "--set", "peers.allow_plaintext=true", "--set", "peers.key_file="+key,
 			"--set", "gateway.limits.failed_hellos=1000000", "--set", "gateway.limits.address_rate=1000000") // loopback is exempt; here the tests come from elsewhere
-		n.host = hosts(n.t)[0]
 	}
-	r.back = n.part("state", "-state")
-	r.more = []*Node{n.part("state", "-state2"), n.part("scheduler", "-scheduler"), n.part("scheduler", "-scheduler2")}
+	r.side, r.back = n.part("gateway", "-gateway2"), n.part("state", "-state")
+	for _, role := range []string{"push", "push2", "state2", "scheduler", "scheduler2"} {
+		r.more = append(r.more, n.part(strings.TrimSuffix(role, "2"), "-"+role))
+	}
 	if n.Layout == Hosts {
-		for i, p := range append([]*Node{r.back}, r.more...) {
-			p.host = hosts(n.t)[i+1]
+		for i, p := range append([]*Node{n}, r.nodes()...) {
+			p.host = hosts(n.t)[i]
 		}
 	}
-	return nil
+	return sameKeys(n.Dir, r.side.Dir)
 }
 
-// CutHalf swallows what the second state and the second scheduler process say and
-// hear, to the others and to etcd; the message store they reach. heal undoes it.
-// Only for a node in the layout Hosts.
+// sameKeys makes the folders of two gateways that do not run yet, and lets both
+// take the tokens of the first.
+func sameKeys(first, second string) error {
+	for _, dir := range []string{first, second} {
+		d, err := datadir.Open(dir)
+		if err != nil {
+			return err
+		}
+		if err := d.Close(); err != nil {
+			return err
+		}
+	}
+	text, err := os.ReadFile(datadir.TokenKeyFile(first))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(datadir.TokenKeyFile(second), text, 0o600)
+}
+
+// CutHalf swallows what the second process of each role says and hears, to the
+// others and to etcd; the stores they reach. heal undoes it. Only for a node in the
+// layout Hosts.
 func (n *Node) CutHalf() (heal func()) {
 	n.t.Helper()
-	here := []*Host{n.host, n.rest.back.host, n.rest.more[1].host}
-	there := []*Host{n.rest.more[0].host, n.rest.more[2].host}
+	var here, there []*Host
+	for _, role := range []string{"gateway", "state", "push", "scheduler"} {
+		here, there = append(here, n.Part(role, 1).host), append(there, n.Part(role, 2).host)
+	}
 	for _, h := range there {
 		h.Cut()
 		h.Cut(here...)
@@ -160,29 +240,29 @@ func (n *Node) part(roles, suffix string) *Node {
 	return &Node{Dir: n.Dir + suffix, Args: n.Args, Env: n.Env, t: n.t, roles: roles, etcd: n.etcd, shared: n.shared}
 }
 
-// fiveHosts are the hosts of all nodes of the test process, which take turns on
+// allHosts are the hosts of all nodes of the test process, which take turns on
 // them: every process has ports of its own.
-var fiveHosts struct {
+var allHosts struct {
 	sync.Mutex
 	all []*Host
 }
 
 func hosts(t testing.TB) []*Host {
 	t.Helper()
-	fiveHosts.Lock()
-	defer fiveHosts.Unlock()
-	if fiveHosts.all == nil {
+	allHosts.Lock()
+	defer allHosts.Unlock()
+	if allHosts.all == nil {
 		all, err := net.Interfaces()
 		if err != nil || slices.ContainsFunc(all, func(i net.Interface) bool { return i.Flags&(net.FlagUp|net.FlagLoopback) == net.FlagUp }) {
 			t.Fatalf("%s=%s is not for the network of the machine: run test/layouts (%v)", "IMD_TEST_LAYOUT", Hosts, err)
 		}
 		n := NewNetwork(t)
 		n.keep = true
-		for range 5 {
-			fiveHosts.all = append(fiveHosts.all, n.Host())
+		for range 8 {
+			allHosts.all = append(allHosts.all, n.Host())
 		}
 	}
-	return fiveHosts.all
+	return allHosts.all
 }
 
 // startEtcd starts a server that lasts as long as the test.
@@ -223,13 +303,22 @@ func chosen(args []string) bool {
 	})
 }
 
-// stopBoth stops the processes of a split node, clients first, and returns
-// the first exit status that is not 0.
-func (n *Node) stopBoth() int {
-	status := n.stop()
-	for _, p := range n.rest.nodes() {
-		if s := p.stop(); status == 0 {
-			status = s
+// stopAll stops the processes of a split node, gateways first, and returns the
+// first exit status that is not 0.
+func (n *Node) stopAll() int {
+	fronts, others := []*Node{n}, n.rest.nodes()
+	if n.rest.side != nil {
+		fronts, others = append(fronts, others[0]), others[1:]
+	}
+	status := 0
+	for _, some := range [][]*Node{fronts, others} {
+		for _, p := range some {
+			p.Signal(syscall.SIGTERM)
+		}
+		for _, p := range some {
+			if s := p.Wait(stopsIn); status == 0 {
+				status = s
+			}
 		}
 	}
 	return status

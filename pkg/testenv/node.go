@@ -86,6 +86,9 @@ type Node struct {
 // processes share few processors.
 const ReadyIn = 20 * time.Second
 
+// stopsIn is how long a process may take to stop.
+const stopsIn = 45 * time.Second
+
 // Start starts `imd serve --roles=all` on ports of its own and a fresh data
 // folder, and waits until it is ready. args are added to the command line. The
 // node is killed at the end of the test.
@@ -133,6 +136,8 @@ func (n *Node) Launch() error {
 func (n *Node) launch() error {
 	roles := n.roles
 	switch {
+	case roles == "" && n.Second() != nil:
+		roles = "gateway"
 	case roles == "" && n.rest != nil:
 		roles = "gateway,push"
 	case roles == "":
@@ -253,7 +258,7 @@ func (n *Node) Kill() {
 func (n *Node) Stop() int {
 	n.t.Helper()
 	if n.rest != nil {
-		return n.stopBoth()
+		return n.stopAll()
 	}
 	return n.stop()
 }
@@ -261,7 +266,7 @@ func (n *Node) Stop() int {
 func (n *Node) stop() int {
 	n.t.Helper()
 	n.Signal(syscall.SIGTERM)
-	return n.Wait(45 * time.Second)
+	return n.Wait(stopsIn)
 }
 
 // Wait waits until the process has ended and returns its exit status; it fails

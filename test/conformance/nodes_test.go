@@ -288,8 +288,8 @@ func TestTokenLife(t *testing.T) {
 		refresh := func(c *testenv.Client, token string) *clientv1.ServerFrame {
 			return c.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_RefreshToken{RefreshToken: &clientv1.RefreshToken{Token: token}}})
 		}
-		silent := testenv.Login(t, s.URL(), s.enc, short("l1", 3*time.Second), "d1")
-		renewed := testenv.Login(t, s.URL(), s.enc, short("l2", 3*time.Second), "d2")
+		silent := testenv.Login(t, s.Door(), s.enc, short("l1", 3*time.Second), "d1")
+		renewed := testenv.Login(t, s.Door(), s.enc, short("l2", 3*time.Second), "d2")
 		began := time.Now()
 		wantReason(t, refresh(renewed, s.Token(s.user("bob"))), "bad_token")
 		wantReason(t, refresh(renewed, short("other", time.Hour)), "bad_token")
@@ -311,8 +311,8 @@ func TestLogins(t *testing.T) {
 	t.Run("multi", func(t *testing.T) {
 		both(t, testenv.Start(t, set("gateway.login.multi=2")...), nil, func(t *testing.T, s *suite) {
 			token := s.Token(s.user("ann"))
-			first := testenv.Login(t, s.URL(), s.enc, token, "d")
-			second := testenv.Login(t, s.URL(), s.enc, token, "d")
+			first := testenv.Login(t, s.Door(), s.enc, token, "d")
+			second := testenv.Login(t, s.Door(), s.enc, token, "d")
 			wantClosed(t, first, 4507, "superseded", 3*time.Second)
 			other := s.login(t, "ann", "d2")
 			alive(t, second)
@@ -327,11 +327,11 @@ func TestLogins(t *testing.T) {
 		n := testenv.Start(t, set("gateway.login.mode=kick_old")...)
 		both(t, n, nil, func(t *testing.T, s *suite) {
 			token := s.Token(s.user("ann"))
-			old := testenv.Login(t, s.URL(), s.enc, token, "d1")
+			old := testenv.Login(t, s.Door(), s.enc, token, "d1")
 			next := s.login(t, "ann", "d2")
 			wantClosed(t, old, 4503, "replaced", 3*time.Second)
 			for range 2 {
-				c := testenv.Dial(t, s.URL(), s.enc)
+				c := testenv.Dial(t, s.Door(), s.enc)
 				c.Write(helloFrame(1, hello(token)))
 				wantClosed(t, c, 4503, "replaced", 3*time.Second)
 				n.Kill()
@@ -344,12 +344,12 @@ func TestLogins(t *testing.T) {
 	t.Run("reject_new", func(t *testing.T) {
 		both(t, testenv.Start(t, set("gateway.login.mode=reject_new")...), nil, func(t *testing.T, s *suite) {
 			token := s.Token(s.user("ann"))
-			old := testenv.Login(t, s.URL(), s.enc, token, "d1")
-			c := testenv.Dial(t, s.URL(), s.enc)
+			old := testenv.Login(t, s.Door(), s.enc, token, "d1")
+			c := testenv.Dial(t, s.Door(), s.enc)
 			c.Write(helloFrame(1, &clientv1.Hello{Version: 1, Token: s.Token(s.user("ann")), DeviceId: "d2", Class: "bot"}))
 			wantClosed(t, c, 4504, "login_refused", 3*time.Second)
 			alive(t, old)
-			moved := testenv.Login(t, s.URL(), s.enc, token, "d1")
+			moved := testenv.Login(t, s.Door(), s.enc, token, "d1")
 			wantClosed(t, old, 4507, "superseded", 3*time.Second)
 			alive(t, moved)
 		})
@@ -364,7 +364,8 @@ func TestDrain(t *testing.T) {
 			t.Parallel()
 			n := testenv.Start(t)
 			s := &suite{Node: n, enc: enc, prefix: "d-"}
-			a, url, token := s.login(t, "ann", "d"), n.URL(), n.Token("late")
+			url, token := n.URL(), n.Token("late")
+			a := testenv.Login(t, url, enc, n.Token(s.user("ann")), "d")
 			n.Signal(syscall.SIGTERM)
 			f := a.Take("drain", func(f *clientv1.ServerFrame) bool { return f.GetDrain() != nil })
 			if d := f.GetDrain(); d.CloseAfterMs == 0 || d.CloseAfterMs < d.ReconnectAfterMs {

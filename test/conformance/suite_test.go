@@ -35,11 +35,11 @@ var names atomic.Int64
 // user is a user id that no other statement has.
 func (s *suite) user(name string) string { return s.prefix + name }
 
-// login begins a session of a fresh login of the user.
+// login begins a session of a fresh login of the user, on any gateway.
 func (s *suite) login(t *testing.T, name, device string) *testenv.Client {
 	t.Helper()
 	u := s.user(name)
-	return testenv.Login(t, s.URL(), s.enc, s.Token(u), device)
+	return testenv.Login(t, s.Door(), s.enc, s.Token(u), device)
 }
 
 // both runs f for each encoding on the node.

@@ -206,7 +206,7 @@ func compression(t *testing.T, s *suite) {
 }
 
 func helloOrder(t *testing.T, s *suite) {
-	c := testenv.Dial(t, s.URL(), s.enc)
+	c := testenv.Dial(t, s.Door(), s.enc)
 	c.Write(syncFrame(&clientv1.Sync{}))
 	wantClosed(t, c, 4500, "bad_frame", 3*time.Second)
 	c = s.login(t, "ann", "d")
@@ -215,7 +215,7 @@ func helloOrder(t *testing.T, s *suite) {
 }
 
 func noHello(t *testing.T, s *suite) {
-	c := testenv.Dial(t, s.URL(), s.enc)
+	c := testenv.Dial(t, s.Door(), s.enc)
 	began := time.Now()
 	wantClosed(t, c, 4008, "auth_timeout", 8*time.Second)
 	if took := time.Since(began); took < 4*time.Second || took > 7*time.Second {
@@ -226,7 +226,7 @@ func noHello(t *testing.T, s *suite) {
 func badTokens(t *testing.T, s *suite) {
 	for name, token := range s.badTokens(t) {
 		t.Run(name, func(t *testing.T) {
-			c := testenv.Dial(t, s.URL(), s.enc)
+			c := testenv.Dial(t, s.Door(), s.enc)
 			c.Write(helloFrame(1, hello(token.text)))
 			wantClosed(t, c, token.code, token.reason, 3*time.Second)
 			_, res, err := testenv.TryDial(t, s.URL(), s.enc, testenv.DialOptions{Header: http.Header{"Authorization": {"Bearer " + token.text}}})
@@ -247,7 +247,7 @@ func badTokens(t *testing.T, s *suite) {
 
 func versions(t *testing.T, s *suite) {
 	for _, h := range []*clientv1.Hello{{Version: 0}, {Version: 99}, {Version: 99, MinVersion: 2}} {
-		c := testenv.Dial(t, s.URL(), s.enc)
+		c := testenv.Dial(t, s.Door(), s.enc)
 		h.Token, h.DeviceId = s.Token(s.user("ann")), "d"
 		c.Write(helloFrame(1, h))
 		f := c.Take("bye", func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil })
@@ -258,7 +258,7 @@ func versions(t *testing.T, s *suite) {
 			t.Errorf("closed with %d", code)
 		}
 	}
-	c := testenv.Dial(t, s.URL(), s.enc)
+	c := testenv.Dial(t, s.Door(), s.enc)
 	f := c.Request(helloFrame(0, &clientv1.Hello{Version: 99, MinVersion: 1, Token: s.Token(s.user("ann")), DeviceId: "d"}))
 	if f.GetWelcome().GetVersion() != 1 {
 		t.Errorf("levels 1 to 99: %v", f)

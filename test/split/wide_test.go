@@ -1,0 +1,181 @@
+package split
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/redis"
+	"github.com/imdhq/imd/pkg/store"
+	routes "github.com/imdhq/imd/pkg/store/redis"
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/pkg/verify"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// startWide starts two processes of each role.
+func startWide(t *testing.T) *testenv.Node {
+	t.Helper()
+	n := &testenv.Node{Dir: t.TempDir() + "/data", Args: testenv.NoLimits(), Layout: testenv.Wide}
+	n.Begin(t)
+	return n
+}
+
+// at begins a session on a gateway of the node.
+func at(t *testing.T, n, gateway *testenv.Node, user string) *testenv.Client {
+	t.Helper()
+	return testenv.Login(t, gateway.URL(), protocol.Proto, n.Token(user), "d")
+}
+
+func isText(text string) func(string, *clientv1.Entry) bool {
+	return func(_ string, e *clientv1.Entry) bool { return e.GetContent().GetText() == text }
+}
+
+// ends waits until the server ends the session for the reason.
+func ends(t *testing.T, c *testenv.Client, reason string) {
+	t.Helper()
+	if bye := c.Take("a bye", func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil }).GetBye(); bye.Reason != reason {
+		t.Errorf("the session ended with %v, want %s", bye, reason)
+	}
+}
+
+// Users of two gateways: what one writes the others see at once, whatever gateway
+// they are on, also on their own other devices; a route to a session that is not
+// there costs nothing and goes; and sessions end wherever they are.
+func TestTwoGateways(t *testing.T) {
+	t.Parallel()
+	n := startWide(t)
+	first, second := n.Part("gateway", 1), n.Part("gateway", 2)
+	t.Run("messages", func(t *testing.T) {
+		ann, other, bob := at(t, n, first, "ann"), at(t, n, second, "ann"), at(t, n, second, "bob")
+		ann.MustSend(testenv.ToUser("bob", "from one"))
+		bob.Entry("a message of the other gateway", isText("from one"))
+		other.Entry("an own message of the other gateway", isText("from one"))
+		bob.MustSend(testenv.ToUser("ann", "from two"))
+		ann.Entry("a message of the other gateway", isText("from two"))
+		group := testenv.Group(t, first.URL(), n.Token("ann"), "both", "bob")
+		bob.MustSend(testenv.To(group, "to all"))
+		ann.Entry("a message of the group", isText("to all"))
+	})
+	t.Run("stale routes", func(t *testing.T) { staleRoute(t, n) })
+	t.Run("kicks", func(t *testing.T) {
+		login := im.LoginID(uuid.NewString())
+		token := n.Mint(auth.Claims{User: "eve", Login: login}, time.Hour)
+		old := testenv.Login(t, first.URL(), protocol.Proto, token, "d")
+		now := testenv.Login(t, second.URL(), protocol.Proto, token, "d")
+		ends(t, old, "superseded")
+		key, _, code := n.Command("key", "create", "--name", "backend")
+		if code != 0 {
+			t.Fatalf("key create: exit %d", code)
+		}
+		testenv.MustPost(t, first.URL(), "imd.v1.TokenService/Revoke", strings.TrimSpace(key), map[string]any{"userId": "eve", "loginId": string(login)})
+		ends(t, now, "revoked")
+	})
+}
+
+// staleRoute puts a route to no session beside that of a user: the gateway says that it
+// is not here, and it is gone.
+func staleRoute(t *testing.T, n *testenv.Node) {
+	table, err := routes.Open(redis.Config{URL: n.RedisURL()}, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	lookup := func() []store.Route {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		all, err := table.Lookup(ctx, []im.UserID{"dan"})
+		if err != nil {
+			return nil
+		}
+		return all
+	}
+	dan := at(t, n, n.Second(), "dan")
+	until(t, "the route is there", func() bool { return len(lookup()) == 1 })
+	stale := lookup()[0]
+	stale.Session, stale.Login, stale.Device = "s_gone", "gone", "gone"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := table.Refresh(ctx, []store.Route{stale}); err != nil {
+		t.Fatal(err)
+	}
+	if len(lookup()) != 2 {
+		t.Fatalf("routes: %v", lookup())
+	}
+	at(t, n, n, "ann").MustSend(testenv.ToUser("dan", "to both"))
+	dan.Entry("a message beside the stale route", isText("to both"))
+	until(t, "the stale route is gone, and the other one is not", func() bool { r := lookup(); return len(r) == 1 && r[0].Session != stale.Session })
+	if found := n.Part("push", 1).Metric("imd_push_not_here_total") + n.Part("push", 2).Metric("imd_push_not_here_total"); found < 1 {
+		t.Errorf("%v routes were answered with not here", found)
+	}
+}
+
+// One process of a role is killed under load and comes back, a gateway only
+// afterwards: its clients go on with the other one. Nothing is lost, doubled or out
+// of order.
+func TestOneOfTwoIsKilled(t *testing.T) {
+	n := startWide(t)
+	for _, role := range []string{"state", "push", "gateway"} {
+		t.Run(role, func(t *testing.T) {
+			victim := n.Part(role, 2)
+			dir := filepath.Join(t.TempDir(), "history")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			load := exec.CommandContext(ctx, testenv.Binary(t), "bench", "mix", "--data-dir", n.Dir, "--gateway", n.Endpoints().Public+","+n.Second().Endpoints().Public,
+				"--conns", "40", "--users", "32", "--group-size", "5", "--rate", "150", "--duration", "7s", "--reconnect", "--record", dir)
+			ended := make(chan error, 1)
+			go func() {
+				out, err := load.CombinedOutput()
+				if err != nil {
+					err = fmt.Errorf("%w\n%s", err, out)
+				}
+				ended <- err
+			}()
+			time.Sleep(4 * time.Second) // into the load
+			victim.Kill()
+			if role != "gateway" {
+				victim.Start()
+			}
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			if role == "gateway" {
+				victim.Start()
+			}
+			judgeLoad(t, dir)
+		})
+	}
+}
+
+func judgeLoad(t *testing.T, dir string) {
+	t.Helper()
+	h, err := verify.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := verify.Judge(h, verify.Options{})
+	if !slices.ContainsFunc(v.Invariants, func(i verify.Invariant) bool { return i.ID == "I6" }) {
+		t.Error("the order of each sender was not judged")
+	}
+	for _, i := range v.Invariants {
+		for _, broken := range i.Violations {
+			t.Errorf("%s: %+v", i.ID, broken)
+		}
+	}
+	a := v.Availability
+	t.Logf("%d acknowledged, %d given up; stalls: p50 %.0f ms, p99 %.0f ms, longest %.0f ms", v.Counts.Acked, a.GivenUp, a.P50, a.P99, a.Longest)
+	if v.Counts.Acked < 300 || a.GivenUp > 0 || a.P99 > 2000 {
+		t.Errorf("%+v %+v", v.Counts, a)
+	}
+}
