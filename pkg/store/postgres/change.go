@@ -10,10 +10,9 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
-
-const opChange = "store.Change"
 
 // Change is store.Membership's.
 func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult, error) {
@@ -34,7 +33,7 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 		err = &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}, Err: err}
 	}
 	if err != nil {
-		return store.ChangeResult{}, fault(opChange, err)
+		return store.ChangeResult{}, fault(rules.OpChange, err)
 	}
 	s.wrote.Store(time.Now().UnixNano())
 	return out, nil
@@ -63,7 +62,7 @@ func checkChange(c store.Change) error {
 			n++
 		}
 	}
-	bad := func(text string) error { return refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "%s", text) }
+	bad := func(text string) error { return refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "%s", text) }
 	switch {
 	case n != 1:
 		return bad("not exactly one change")
@@ -84,7 +83,7 @@ func checkChange(c store.Change) error {
 	}
 	for _, l := range lists {
 		if len(l) > store.MaxAddMembers {
-			return refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "more than %d users", store.MaxAddMembers)
+			return refuse(clientv1.Reason_REASON_TOO_LARGE, rules.OpChange, "more than %d users", store.MaxAddMembers)
 		}
 		for _, u := range l {
 			if u == "" {
@@ -142,14 +141,14 @@ func (t *tx) group(q store.Change) (store.ChangeResult, error) {
 		if same, err := t.created(q); err != nil || same != nil {
 			return store.ChangeResult{}, errors.Join(err, errCreatedMeanwhile)
 		}
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "%s exists", q.Conversation)
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "%s exists", q.Conversation)
 	}
 	if n, err := t.exec(sqlAddCreation, string(q.Actor), key(q.RequestID), c.num); err != nil {
 		return store.ChangeResult{}, err
 	} else if n == 0 {
 		return store.ChangeResult{}, errCreatedMeanwhile
 	}
-	users := distinct(append([]im.UserID{g.Owner}, g.Members...))
+	users := rules.Distinct(append([]im.UserID{g.Owner}, g.Members...))
 	if err := t.join(c, users, nil, 0); err != nil {
 		return store.ChangeResult{}, err
 	}
@@ -159,7 +158,7 @@ func (t *tx) group(q store.Change) (store.ChangeResult, error) {
 	}
 	c.memberVersion++
 	return t.record(c, q, &clientv1.MemberChange{
-		Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: texts(users), Role: clientv1.Role_ROLE_MEMBER,
+		Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: rules.Texts(users), Role: clientv1.Role_ROLE_MEMBER,
 	})
 }
 
@@ -170,7 +169,7 @@ func (t *tx) change(q store.Change) (store.ChangeResult, error) {
 		return store.ChangeResult{}, err
 	}
 	if c == nil {
-		return store.ChangeResult{}, notMember(opChange, q.Conversation)
+		return store.ChangeResult{}, rules.NotMember(rules.OpChange, q.Conversation)
 	}
 	if r, err := t.repeated(c, q); err == nil || !errors.Is(err, pgx.ErrNoRows) {
 		return r, err
@@ -183,7 +182,7 @@ func (t *tx) change(q store.Change) (store.ChangeResult, error) {
 		}
 		m := all[q.Actor]
 		if !m.present() {
-			return store.ChangeResult{}, notMember(opChange, c.id)
+			return store.ChangeResult{}, rules.NotMember(rules.OpChange, c.id)
 		}
 		role = m.role
 	}
@@ -211,7 +210,7 @@ func mayChange(c *conversation, q store.Change, role clientv1.Role) error {
 		return forbidden("this conversation cannot be changed")
 	}
 	if c.closed {
-		return closed(opChange, c.id)
+		return rules.Closed(rules.OpChange, c.id)
 	}
 	need := clientv1.Role_ROLE_ADMIN
 	switch {
@@ -245,7 +244,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 		return store.ChangeResult{}, err
 	}
 	var users []im.UserID
-	for _, u := range distinct(q.AddMembers) {
+	for _, u := range rules.Distinct(q.AddMembers) {
 		if !all[u].present() {
 			users = append(users, u)
 		}
@@ -254,7 +253,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 		return store.ChangeResult{}, nothing("all are members")
 	}
 	if c.count+len(users) > store.MaxMembers {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "a group has at most %d members", store.MaxMembers)
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, rules.OpChange, "a group has at most %d members", store.MaxMembers)
 	}
 	c.memberVersion++
 	var start im.Seq
@@ -265,7 +264,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 		return store.ChangeResult{}, err
 	}
 	return t.record(c, q, &clientv1.MemberChange{
-		Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: texts(users),
+		Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: rules.Texts(users),
 		Role: clientv1.Role_ROLE_MEMBER, Start: int64(start),
 	})
 }
@@ -276,7 +275,7 @@ func (t *tx) removeMembers(c *conversation, q store.Change) (store.ChangeResult,
 		return store.ChangeResult{}, err
 	}
 	var gone []*member
-	for _, u := range distinct(q.RemoveMembers) {
+	for _, u := range rules.Distinct(q.RemoveMembers) {
 		m := all[u]
 		if !m.present() {
 			continue
@@ -313,7 +312,7 @@ func (t *tx) setRole(c *conversation, q store.Change) (store.ChangeResult, error
 	}
 	m := all[user]
 	if !m.present() {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_NOT_FOUND, opChange, "no such member")
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_NOT_FOUND, rules.OpChange, "no such member")
 	}
 	if m.role == role {
 		return store.ChangeResult{}, nothing("the member has this role")
@@ -351,7 +350,7 @@ const sqlKnow = `SELECT imd_know($1, $2)`
 // join makes users present members that see what is above start; former has the
 // rows of those who were members before.
 func (t *tx) join(c *conversation, users []im.UserID, former map[im.UserID]*member, start im.Seq) error {
-	if _, err := t.exec(sqlKnow, texts(users), t.now.UnixMilli()); err != nil {
+	if _, err := t.exec(sqlKnow, rules.Texts(users), t.now.UnixMilli()); err != nil {
 		return err
 	}
 	members := make([]*member, len(users))
@@ -360,11 +359,11 @@ func (t *tx) join(c *conversation, users []im.UserID, former map[im.UserID]*memb
 		if m == nil {
 			m = &member{user: u, delivered: start}
 		} else if m.leftName = ""; start > 0 { // with open history the new stretch covers the old ones
-			m.view.earlier = append(m.view.earlier, m.view.last)
+			m.view.Earlier = append(m.view.Earlier, m.view.Last)
 		} else {
-			m.view.earlier = nil
+			m.view.Earlier = nil
 		}
-		m.role, m.view.last = clientv1.Role_ROLE_MEMBER, span{start: start}
+		m.role, m.view.Last = clientv1.Role_ROLE_MEMBER, store.Stretch{Start: start}
 		members[i] = m
 	}
 	c.count += len(users)
@@ -378,12 +377,12 @@ func (t *tx) part(c *conversation, q store.Change, action clientv1.MemberAction,
 	users := make([]im.UserID, len(gone))
 	for i, m := range gone {
 		users[i] = m.user
-		m.role, m.view.last.end, m.leftName = clientv1.Role_ROLE_UNSPECIFIED, t.following(c), c.name
+		m.role, m.view.Last.End, m.leftName = clientv1.Role_ROLE_UNSPECIFIED, t.following(c), c.name
 	}
 	if err := t.put(c, gone); err != nil {
 		return store.ChangeResult{}, err
 	}
-	return t.record(c, q, &clientv1.MemberChange{Action: action, UserIds: texts(users)})
+	return t.record(c, q, &clientv1.MemberChange{Action: action, UserIds: rules.Texts(users)})
 }
 
 // record writes the entry of a change, whose text it carries, and c.
@@ -412,7 +411,7 @@ func (t *tx) repeated(c *conversation, q store.Change) (store.ChangeResult, erro
 		return store.ChangeResult{}, err
 	}
 	if e.Change == nil {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, opChange, "this request id was used for a message")
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, rules.OpChange, "this request id was used for a message")
 	}
 	r, err := result(c, e)
 	r.Duplicate = true
@@ -438,30 +437,9 @@ func result(c *conversation, e im.Entry) (store.ChangeResult, error) {
 }
 
 func forbidden(text string) *im.Error {
-	return refuse(clientv1.Reason_REASON_FORBIDDEN, opChange, "%s", text)
+	return refuse(clientv1.Reason_REASON_FORBIDDEN, rules.OpChange, "%s", text)
 }
 
 func nothing(text string) *im.Error {
-	return refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "nothing to change: %s", text)
-}
-
-// distinct keeps the first of equal users.
-func distinct(users []im.UserID) []im.UserID {
-	seen := make(map[im.UserID]bool, len(users))
-	var out []im.UserID
-	for _, u := range users {
-		if !seen[u] {
-			seen[u] = true
-			out = append(out, u)
-		}
-	}
-	return out
-}
-
-func texts[T ~string](list []T) []string {
-	out := make([]string, len(list))
-	for i, u := range list {
-		out[i] = string(u)
-	}
-	return out
+	return refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "nothing to change: %s", text)
 }

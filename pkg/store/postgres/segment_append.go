@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/ring"
 	"github.com/imdhq/imd/pkg/segment"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -210,7 +211,7 @@ func (o *owner) change(ctx context.Context, c store.Change) (store.ChangeResult,
 		case err != nil:
 			return none, err
 		case r.elsewhere[conv]:
-			return none, notOwner(opChange)
+			return none, notOwner(rules.OpChange)
 		case r.busy[conv]:
 			return none, &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -39,7 +40,7 @@ type conversation struct {
 type member struct {
 	user            im.UserID
 	role            clientv1.Role // unspecified = not present any more
-	view            view          // but for log, which is the conversation's
+	view            rules.View    // but for log, which is the conversation's
 	delivered, read im.Seq
 	leftName        string
 }
@@ -137,7 +138,7 @@ const sqlMembersOf = `SELECT user_id, role, start_seq, end_seq, earlier, cleared
 
 // members finds and locks present and former members of c among users.
 func (t *tx) members(c *conversation, users ...im.UserID) (map[im.UserID]*member, error) {
-	rows, err := t.Query(t.ctx, sqlMembersOf, texts(users), string(c.id))
+	rows, err := t.Query(t.ctx, sqlMembersOf, rules.Texts(users), string(c.id))
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +146,9 @@ func (t *tx) members(c *conversation, users ...im.UserID) (map[im.UserID]*member
 	for rows.Next() {
 		m := &member{}
 		var earlier []byte
-		err := rows.Scan(&m.user, &m.role, &m.view.last.start, &m.view.last.end, &earlier, &m.view.cleared, &m.delivered, &m.read, &m.leftName)
+		err := rows.Scan(&m.user, &m.role, &m.view.Last.Start, &m.view.Last.End, &earlier, &m.view.Cleared, &m.delivered, &m.read, &m.leftName)
 		if err == nil {
-			m.view.earlier, err = decodeSpans(earlier)
+			m.view.Earlier, err = rules.DecodeStretches(earlier)
 		}
 		if err != nil {
 			rows.Close()
@@ -172,9 +173,9 @@ func (t *tx) put(c *conversation, members []*member) error {
 	users, left, roles, earlier := make([]string, n), make([]string, n), make([]int16, n), make([][]byte, n)
 	firsts, starts, ends, cleared, delivered, reads := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
 	for i, m := range members {
-		users[i], left[i], roles[i], earlier[i] = string(m.user), m.leftName, int16(m.role), encodeSpans(m.view.earlier)
-		firsts[i] = int64(m.view.first())
-		starts[i], ends[i], cleared[i] = int64(m.view.last.start), int64(m.view.last.end), int64(m.view.cleared)
+		users[i], left[i], roles[i], earlier[i] = string(m.user), m.leftName, int16(m.role), rules.EncodeStretches(m.view.Earlier)
+		firsts[i] = int64(m.view.First())
+		starts[i], ends[i], cleared[i] = int64(m.view.Last.Start), int64(m.view.Last.End), int64(m.view.Cleared)
 		delivered[i], reads[i] = int64(m.delivered), int64(m.read)
 	}
 	_, err := t.exec(sqlPutMembers, users, string(c.id), c.num, t.xid, roles, starts, ends, earlier, cleared, delivered, reads, left, firsts)

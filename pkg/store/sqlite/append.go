@@ -9,6 +9,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -126,11 +127,11 @@ func (t *tx) mayWrite(c *conversation, sender im.UserID) (*im.Error, error) {
 			return nil, err
 		}
 		if !m.present() {
-			return notMember(opAppend, c.id), nil
+			return rules.NotMember(opAppend, c.id), nil
 		}
 	}
 	if c.closed {
-		return closed(opAppend, c.id), nil
+		return rules.Closed(opAppend, c.id), nil
 	}
 	if peer := c.peer(sender); peer != "" && sender != "" {
 		return t.mayReach(peer, sender)
@@ -150,7 +151,7 @@ func (t *tx) mayReach(peer, sender im.UserID) (*im.Error, error) {
 // makeDirect makes the direct conversation that row is for, with both users.
 func (t *tx) makeDirect(row *store.AppendRow) (*conversation, error) {
 	if !row.Conversation.Direct() || row.Peer == "" || row.Sender == "" {
-		return nil, notMember(opAppend, row.Conversation)
+		return nil, rules.NotMember(opAppend, row.Conversation)
 	}
 	if row.Peer == row.Sender || protocol.DirectID(string(row.Sender), string(row.Peer)) != string(row.Conversation) {
 		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, opAppend, "%s is not the conversation of these users", row.Conversation)
@@ -174,12 +175,4 @@ func (t *tx) makeDirect(row *store.AppendRow) (*conversation, error) {
 	}
 	c.memberVersion++
 	return c, nil
-}
-
-func notMember(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_NOT_MEMBER, op, "not a member of %s", id)
-}
-
-func closed(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_CONVERSATION_CLOSED, op, "%s is closed", id)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -52,7 +53,7 @@ func (c *conversation) peer(of im.UserID) im.UserID {
 // member is a row of the table.
 type member struct {
 	role            clientv1.Role // unspecified = not present any more
-	view            view          // but for log, which is the conversation's
+	view            rules.View    // but for log, which is the conversation's
 	delivered, read im.Seq
 	leftName        string
 }
@@ -183,12 +184,12 @@ func (t *tx) member(c *conversation, user im.UserID) (*member, error) {
 	}
 	m := &member{}
 	var earlier []byte
-	err := t.row(sqlMember, []any{string(user), string(c.id)}, &m.role, &m.view.last.start, &m.view.last.end, &earlier,
-		&m.view.cleared, &m.delivered, &m.read, &m.leftName)
+	err := t.row(sqlMember, []any{string(user), string(c.id)}, &m.role, &m.view.Last.Start, &m.view.Last.End, &earlier,
+		&m.view.Cleared, &m.delivered, &m.read, &m.leftName)
 	if errors.Is(err, sql.ErrNoRows) {
 		m, err = nil, nil
 	} else if err == nil {
-		m.view.earlier, err = decodeSpans(earlier)
+		m.view.Earlier, err = rules.DecodeStretches(earlier)
 	}
 	if err != nil {
 		return nil, err
@@ -220,8 +221,8 @@ func (t *tx) put(c *conversation, user im.UserID, m *member) error {
 		c.dirty = true
 		t.dirty = append(t.dirty, c)
 	}
-	_, err := t.exec(sqlPutMember, string(user), string(c.id), c.num, m.role, m.view.last.start, m.view.last.end,
-		encodeSpans(m.view.earlier), m.view.cleared, m.delivered, m.read, m.leftName, t.version)
+	_, err := t.exec(sqlPutMember, string(user), string(c.id), c.num, m.role, m.view.Last.Start, m.view.Last.End,
+		rules.EncodeStretches(m.view.Earlier), m.view.Cleared, m.delivered, m.read, m.leftName, t.version)
 	if err != nil {
 		return err
 	}

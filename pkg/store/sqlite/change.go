@@ -9,10 +9,9 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
-
-const opChange = "store.Change"
 
 // Change is store.Membership's.
 func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult, error) {
@@ -29,7 +28,7 @@ func (s *Store) Change(ctx context.Context, c store.Change) (store.ChangeResult,
 		return err
 	})
 	if err != nil {
-		return store.ChangeResult{}, fault(opChange, err)
+		return store.ChangeResult{}, fault(rules.OpChange, err)
 	}
 	return out, nil
 }
@@ -42,7 +41,7 @@ func checkChange(c store.Change) error {
 			n++
 		}
 	}
-	bad := func(text string) error { return refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "%s", text) }
+	bad := func(text string) error { return refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "%s", text) }
 	switch {
 	case n != 1:
 		return bad("not exactly one change")
@@ -63,7 +62,7 @@ func checkChange(c store.Change) error {
 	}
 	for _, l := range lists {
 		if len(l) > store.MaxAddMembers {
-			return refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "more than %d users", store.MaxAddMembers)
+			return refuse(clientv1.Reason_REASON_TOO_LARGE, rules.OpChange, "more than %d users", store.MaxAddMembers)
 		}
 		for _, u := range l {
 			if u == "" {
@@ -95,7 +94,7 @@ func (t *tx) create(q store.Change) (store.ChangeResult, error) {
 	if c, err := t.conversation(q.Conversation); err != nil {
 		return store.ChangeResult{}, err
 	} else if c != nil {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "%s exists", q.Conversation)
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "%s exists", q.Conversation)
 	}
 	g := q.Create
 	c := &conversation{id: q.Conversation, kind: clientv1.ConversationKind_CONVERSATION_KIND_GROUP, name: g.Name, openHistory: g.OpenHistory}
@@ -105,7 +104,7 @@ func (t *tx) create(q store.Change) (store.ChangeResult, error) {
 	if _, err := t.exec(sqlAddCreation, string(q.Actor), key(q.RequestID), c.num); err != nil {
 		return store.ChangeResult{}, err
 	}
-	users := distinct(append([]im.UserID{g.Owner}, g.Members...))
+	users := rules.Distinct(append([]im.UserID{g.Owner}, g.Members...))
 	for i, u := range users {
 		role := clientv1.Role_ROLE_MEMBER
 		if i == 0 {
@@ -118,7 +117,7 @@ func (t *tx) create(q store.Change) (store.ChangeResult, error) {
 	c.memberVersion++
 	return t.record(c, q, func(im.Seq) proto.Message {
 		return &clientv1.MemberChange{
-			Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: texts(users), Role: clientv1.Role_ROLE_MEMBER,
+			Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: rules.Texts(users), Role: clientv1.Role_ROLE_MEMBER,
 		}
 	})
 }
@@ -130,7 +129,7 @@ func (t *tx) change(q store.Change) (store.ChangeResult, error) {
 		return store.ChangeResult{}, err
 	}
 	if c == nil {
-		return store.ChangeResult{}, notMember(opChange, q.Conversation)
+		return store.ChangeResult{}, rules.NotMember(rules.OpChange, q.Conversation)
 	}
 	if r, err := t.repeated(c, q); err == nil || !errors.Is(err, sql.ErrNoRows) {
 		return r, err
@@ -142,7 +141,7 @@ func (t *tx) change(q store.Change) (store.ChangeResult, error) {
 			return store.ChangeResult{}, err
 		}
 		if !m.present() {
-			return store.ChangeResult{}, notMember(opChange, c.id)
+			return store.ChangeResult{}, rules.NotMember(rules.OpChange, c.id)
 		}
 		role = m.role
 	}
@@ -170,7 +169,7 @@ func mayChange(c *conversation, q store.Change, role clientv1.Role) error {
 		return forbidden("this conversation cannot be changed")
 	}
 	if c.closed {
-		return closed(opChange, c.id)
+		return rules.Closed(rules.OpChange, c.id)
 	}
 	need := clientv1.Role_ROLE_ADMIN
 	switch {
@@ -202,7 +201,7 @@ func (t *tx) close(c *conversation, q store.Change) (store.ChangeResult, error) 
 
 func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, error) {
 	var users []im.UserID
-	for _, u := range distinct(q.AddMembers) {
+	for _, u := range rules.Distinct(q.AddMembers) {
 		m, err := t.member(c, u)
 		if err != nil {
 			return store.ChangeResult{}, err
@@ -215,7 +214,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 		return store.ChangeResult{}, nothing("all are members")
 	}
 	if c.count+len(users) > store.MaxMembers {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, opChange, "a group has at most %d members", store.MaxMembers)
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_TOO_LARGE, rules.OpChange, "a group has at most %d members", store.MaxMembers)
 	}
 	t.touch(c)
 	c.memberVersion++
@@ -225,7 +224,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 			start = seq - 1
 		}
 		return &clientv1.MemberChange{
-			Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: texts(users),
+			Action: clientv1.MemberAction_MEMBER_ACTION_ADDED, UserIds: rules.Texts(users),
 			Role: clientv1.Role_ROLE_MEMBER, Start: int64(start),
 		}
 	})
@@ -237,7 +236,7 @@ func (t *tx) addMembers(c *conversation, q store.Change) (store.ChangeResult, er
 
 func (t *tx) removeMembers(c *conversation, q store.Change) (store.ChangeResult, error) {
 	var users []im.UserID
-	for _, u := range distinct(q.RemoveMembers) {
+	for _, u := range rules.Distinct(q.RemoveMembers) {
 		m, err := t.member(c, u)
 		if err != nil {
 			return store.ChangeResult{}, err
@@ -272,7 +271,7 @@ func (t *tx) setRole(c *conversation, q store.Change) (store.ChangeResult, error
 		return store.ChangeResult{}, err
 	}
 	if !m.present() {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_NOT_FOUND, opChange, "no such member")
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_NOT_FOUND, rules.OpChange, "no such member")
 	}
 	if m.role == role {
 		return store.ChangeResult{}, nothing("the member has this role")
@@ -323,12 +322,12 @@ func (t *tx) join(c *conversation, user im.UserID, role clientv1.Role, start im.
 		m = *former
 		m.role, m.leftName = role, ""
 		if start > 0 { // with open history the new stretch covers the old ones
-			m.view.earlier = append(m.view.earlier[:len(m.view.earlier):len(m.view.earlier)], m.view.last)
+			m.view.Earlier = append(m.view.Earlier[:len(m.view.Earlier):len(m.view.Earlier)], m.view.Last)
 		} else {
-			m.view.earlier = nil
+			m.view.Earlier = nil
 		}
 	}
-	m.view.last = span{start: start}
+	m.view.Last = store.Stretch{Start: start}
 	c.count++
 	return t.put(c, user, &m)
 }
@@ -339,7 +338,7 @@ func (t *tx) part(c *conversation, q store.Change, action clientv1.MemberAction,
 	c.memberVersion++
 	c.count -= len(users)
 	r, err := t.record(c, q, func(im.Seq) proto.Message {
-		return &clientv1.MemberChange{Action: action, UserIds: texts(users)}
+		return &clientv1.MemberChange{Action: action, UserIds: rules.Texts(users)}
 	})
 	for i := 0; err == nil && i < len(users); i++ {
 		var m *member
@@ -347,7 +346,7 @@ func (t *tx) part(c *conversation, q store.Change, action clientv1.MemberAction,
 			break
 		}
 		next := *m
-		next.role, next.view.last.end, next.leftName = clientv1.Role_ROLE_UNSPECIFIED, r.Entry.Seq, c.name
+		next.role, next.view.Last.End, next.leftName = clientv1.Role_ROLE_UNSPECIFIED, r.Entry.Seq, c.name
 		err = t.put(c, users[i], &next)
 	}
 	return r, err
@@ -370,7 +369,7 @@ func (t *tx) record(c *conversation, q store.Change, text func(im.Seq) proto.Mes
 		return store.ChangeResult{}, err
 	}
 	if !ok {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, opChange, "this request id was used for something else")
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, rules.OpChange, "this request id was used for something else")
 	}
 	return result(c, e.Entry)
 }
@@ -390,7 +389,7 @@ func (t *tx) repeated(c *conversation, q store.Change) (store.ChangeResult, erro
 		return store.ChangeResult{}, sql.ErrNoRows
 	}
 	if e.Change == nil {
-		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, opChange, "this request id was used for a message")
+		return store.ChangeResult{}, refuse(clientv1.Reason_REASON_ID_REUSED, rules.OpChange, "this request id was used for a message")
 	}
 	r, err := result(c, e)
 	r.Duplicate = true
@@ -416,30 +415,9 @@ func result(c *conversation, e im.Entry) (store.ChangeResult, error) {
 }
 
 func forbidden(text string) *im.Error {
-	return refuse(clientv1.Reason_REASON_FORBIDDEN, opChange, "%s", text)
+	return refuse(clientv1.Reason_REASON_FORBIDDEN, rules.OpChange, "%s", text)
 }
 
 func nothing(text string) *im.Error {
-	return refuse(clientv1.Reason_REASON_BAD_REQUEST, opChange, "nothing to change: %s", text)
-}
-
-// distinct keeps the first of equal users.
-func distinct(users []im.UserID) []im.UserID {
-	seen := make(map[im.UserID]bool, len(users))
-	var out []im.UserID
-	for _, u := range users {
-		if !seen[u] {
-			seen[u] = true
-			out = append(out, u)
-		}
-	}
-	return out
-}
-
-func texts(users []im.UserID) []string {
-	out := make([]string, len(users))
-	for i, u := range users {
-		out[i] = string(u)
-	}
-	return out
+	return refuse(clientv1.Reason_REASON_BAD_REQUEST, rules.OpChange, "nothing to change: %s", text)
 }

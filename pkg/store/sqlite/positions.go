@@ -6,6 +6,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -24,14 +25,14 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (store.Position, error) {
 	st, err := c.stayOf(op, conv, user)
 	if err == nil && !st.present() {
-		err = notMember(op, conv)
+		err = rules.NotMember(op, conv)
 	}
 	if err != nil {
 		return store.Position{}, err
 	}
 	n, err := c.unread(st)
 	return store.Position{
-		Conversation: conv, User: user, Delivered: st.here(), Read: st.read, Start: st.view.start(), Head: st.view.head(),
+		Conversation: conv, User: user, Delivered: st.here(), Read: st.read, Start: st.view.Start(), Head: st.view.Head(),
 		Unread: n, Members: st.count, Kind: st.kind, Peer: st.peer(user),
 	}, err
 }
@@ -86,8 +87,8 @@ func (t *tx) move(p *store.Position) error {
 	}
 	next := *m
 	next.read = max(m.read, min(p.Read, c.head))
-	next.delivered = max(m.delivered, m.view.start(), next.read, min(p.Delivered, c.head))
-	if next.read == m.read && next.delivered == max(m.delivered, m.view.start()) {
+	next.delivered = max(m.delivered, m.view.Start(), next.read, min(p.Delivered, c.head))
+	if next.read == m.read && next.delivered == max(m.delivered, m.view.Start()) {
 		return nil
 	}
 	if c.kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT {
@@ -112,12 +113,12 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 			}
 		}
 		if !m.present() {
-			return notMember(op, conv)
+			return rules.NotMember(op, conv)
 		}
 		next := *m
-		next.view.cleared = max(m.view.cleared, min(seq, c.head))
-		start = next.view.start()
-		if next.view.cleared == m.view.cleared {
+		next.view.Cleared = max(m.view.Cleared, min(seq, c.head))
+		start = next.view.Start()
+		if next.view.Cleared == m.view.Cleared {
 			return nil
 		}
 		return t.put(c, user, &next)
