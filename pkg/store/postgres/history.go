@@ -72,7 +72,7 @@ func scanEntry(row scanner, e *im.Entry) error {
 
 // stay is where a user stands in a conversation, read for an answer.
 type stay struct {
-	member
+	rules.Member
 	id            im.ConversationID
 	num           int64
 	kind          clientv1.ConversationKind
@@ -91,10 +91,10 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 // scanStay reads stayColumns and what comes behind them.
 func scanStay(row scanner, s *stay, more ...any) error {
 	var earlier []byte
-	v := &s.view
+	v := &s.View
 	err := row.Scan(append([]any{
-		&s.user, &s.id, &s.role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.delivered, &s.read,
-		&s.leftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.Log, &s.count, &s.memberVersion,
+		&s.User, &s.id, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
+		&s.LeftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.Log, &s.count, &s.memberVersion,
 	}, more...)...)
 	if err != nil {
 		return err
@@ -108,18 +108,10 @@ func (s *stay) peer() im.UserID {
 	switch {
 	case s.kind != clientv1.ConversationKind_CONVERSATION_KIND_DIRECT:
 		return ""
-	case s.user == s.a:
+	case s.User == s.a:
 		return s.b
 	}
 	return s.a
-}
-
-// here is how far the user has what is sent; it begins at the start.
-func (m *member) here() im.Seq { return max(m.delivered, m.view.Start()) }
-
-// public is the member as others may see it.
-func (m *member) public() store.Member {
-	return store.Member{User: m.user, Role: m.role, Start: m.view.Since(), Delivered: m.here(), Read: m.read}
 }
 
 const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = $1 AND m.conversation_id = $2`
@@ -158,7 +150,7 @@ func visible(ctx context.Context, c *pgx.Conn, op string, conv im.ConversationID
 		if err != nil {
 			return 0, rules.View{}, err
 		}
-		return st.num, st.view, nil
+		return st.num, st.View, nil
 	}
 	err = c.QueryRow(ctx, sqlLog, string(conv)).Scan(&num, &v.Log)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -47,7 +47,7 @@ func (s *Store) positions(ctx context.Context, ps []store.Position) ([]store.Pos
 		}
 		for n, st := range list {
 			out[places[n]] = store.Position{
-				Conversation: st.id, User: st.user, Delivered: st.here(), Read: st.read, Start: st.view.Start(), Head: st.view.Head(),
+				Conversation: st.id, User: st.User, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
 				Unread: sights[n].unread, Members: st.count, Kind: st.kind, Peer: st.peer(),
 			}
 		}
@@ -105,13 +105,13 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 			return 0, err
 		}
 		st, err := stayOf(ctx, c, op, conv, user)
-		if err == nil && !st.present() {
+		if err == nil && !st.Present() {
 			err = rules.NotMember(op, conv)
 		}
 		if err != nil {
 			return 0, err
 		}
-		return st.view.Start(), nil
+		return st.View.Start(), nil
 	})
 	return start, fault(op, err)
 }

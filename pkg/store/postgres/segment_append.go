@@ -247,5 +247,5 @@ func (t *tx) following(c *conversation) im.Seq {
 	if t.first > 0 {
 		return t.first
 	}
-	return c.head + 1
+	return c.Head + 1
 }

@@ -57,7 +57,7 @@ const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN L
 // listed is a conversation of a walk.
 type listed struct {
 	stay
-	other   *member // direct: the other user
+	other   *rules.Member // direct: the other user
 	changed bool
 }
 
@@ -150,8 +150,8 @@ func scanListed(rows pgx.Rows, horizon *int64) (*listed, error) {
 	if p.role == nil {
 		return l, nil
 	}
-	l.other = &member{user: l.peer(), role: *p.role, delivered: im.Seq(*p.delivered), read: im.Seq(*p.read)}
-	v := &l.other.view
+	l.other = &rules.Member{User: l.peer(), Role: *p.role, Delivered: im.Seq(*p.delivered), Read: im.Seq(*p.read)}
+	v := &l.other.View
 	v.Last, v.Cleared = store.Stretch{Start: im.Seq(*p.start), End: im.Seq(*p.end)}, im.Seq(*p.cleared)
 	var err error
 	v.Earlier, err = rules.DecodeStretches(p.earlier)
@@ -175,13 +175,13 @@ func wanted(list []*listed, asked []im.ConversationID, q store.SyncQuery, full b
 	keep := list[:0]
 	for _, l := range list {
 		known[l.id], last = true, l.id
-		if l.changed || !l.present() || l.view.Head() > q.Cursors[l.id] {
+		if l.changed || !l.Present() || l.View.Head() > q.Cursors[l.id] {
 			keep = append(keep, l)
 		}
 	}
 	for _, id := range asked {
 		if !known[id] && (!full || id < last) {
-			keep = append(keep, &listed{stay: stay{id: id, member: member{user: q.User}}})
+			keep = append(keep, &listed{stay: stay{id: id, Member: rules.Member{User: q.User}}})
 		}
 	}
 	slices.SortFunc(keep, func(a, b *listed) int { return strings.Compare(string(a.id), string(b.id)) })
@@ -218,12 +218,12 @@ func seen(ctx context.Context, c *pgx.Conn, list []*stay, lasts bool) ([]sight, 
 	var conv, low, high, least []int64
 	var who []string
 	for n, st := range list {
-		for _, sp := range st.view.Within(0, 0) {
-			if !lasts && sp.End <= st.read {
+		for _, sp := range st.View.Within(0, 0) {
+			if !lasts && sp.End <= st.Read {
 				continue
 			}
 			i, conv, low, high = append(i, int32(n)), append(conv, st.num), append(low, int64(sp.Start)), append(high, int64(sp.End))
-			least, who = append(least, int64(max(sp.Start, st.read))), append(who, string(st.user))
+			least, who = append(least, int64(max(sp.Start, st.Read))), append(who, string(st.User))
 		}
 	}
 	if len(i) == 0 {
@@ -277,15 +277,15 @@ func (l *listed) state(s sight) store.ConversationState {
 		return store.ConversationState{Conversation: l.id}
 	}
 	out := store.ConversationState{
-		Conversation: l.id, Kind: l.kind, Name: l.leftName, Peer: l.peer(), Role: l.role,
-		Start: l.view.Start(), Head: l.view.Head(), Read: l.read, Delivered: l.here(), Unread: s.unread, Last: s.last,
+		Conversation: l.id, Kind: l.kind, Name: l.LeftName, Peer: l.peer(), Role: l.Role,
+		Start: l.View.Start(), Head: l.View.Head(), Read: l.Read, Delivered: l.Here(), Unread: s.unread, Last: s.last,
 	}
-	if l.present() { // who has left learns nothing of what came after
+	if l.Present() { // who has left learns nothing of what came after
 		out.Name, out.Closed, out.Members = l.name, l.closed, l.count
 	}
 	if l.other != nil {
-		l.other.view.Log = l.view.Log
-		m := l.other.public()
+		l.other.View.Log = l.View.Log
+		m := l.other.Public()
 		out.PeerMember = &m
 	}
 	return out
@@ -352,7 +352,7 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 		if reader != "" {
 			if st, err := stayOf(ctx, c, op, conv, reader); err != nil {
 				return store.MemberPage{}, err
-			} else if !st.present() {
+			} else if !st.Present() {
 				return store.MemberPage{}, rules.NotMember(op, conv)
 			}
 		}
@@ -386,7 +386,7 @@ func memberPage(ctx context.Context, c *pgx.Conn, op string, conv im.Conversatio
 		if err := scanStay(rows, &st); err != nil {
 			return p, err
 		}
-		p.Members = append(p.Members, st.public())
+		p.Members = append(p.Members, st.Public())
 	}
 	rows.Close()
 	return p, rows.Err()

@@ -77,9 +77,7 @@ func unkey(v any) im.ClientMessageID {
 // stay is where a user stands in a conversation, read for an answer.
 type stay struct {
 	conversation
-	member
-	id   im.ConversationID
-	user im.UserID
+	rules.Member
 }
 
 const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
@@ -90,19 +88,16 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 // scanStay reads stayColumns.
 func scanStay(scan func(...any) error, s *stay) error {
 	var earlier []byte
-	v := &s.view
-	err := scan(&s.user, &s.id, &s.role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.delivered, &s.read,
-		&s.leftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &s.head, &s.count, &s.memberVersion)
+	v := &s.View
+	err := scan(&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
+		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.Count, &s.MemberVersion)
 	if err != nil {
 		return err
 	}
-	v.Log = s.head
+	v.Log = s.Head
 	v.Earlier, err = rules.DecodeStretches(earlier)
 	return err
 }
-
-// here is how far the user has what is sent; it begins at the start.
-func (s *stay) here() im.Seq { return max(s.delivered, s.view.Start()) }
 
 const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id = ?`
 
@@ -149,7 +144,7 @@ func (s *Store) History(ctx context.Context, q store.HistoryQuery) (store.Histor
 			if err != nil {
 				return err
 			}
-			num, v = st.num, st.view
+			num, v = st.num, st.View
 		}
 		var err error
 		page, err = c.page(ctx, num, v, q)
@@ -229,9 +224,9 @@ const sqlUnread = `SELECT count(*) FROM (SELECT 1 FROM entry WHERE conv = ? AND 
 
 // unread counts what the user of s has not read.
 func (c *conn) unread(s *stay) (n int, err error) {
-	for _, seen := range s.view.Within(s.read, 0) {
+	for _, seen := range s.View.Within(s.Read, 0) {
 		var more int
-		if err := c.row(sqlUnread, []any{s.num, seen.Start, seen.End, string(s.user), store.MaxUnread - n}, &more); err != nil {
+		if err := c.row(sqlUnread, []any{s.num, seen.Start, seen.End, string(s.User), store.MaxUnread - n}, &more); err != nil {
 			return 0, err
 		}
 		if n += more; n == store.MaxUnread {
@@ -245,7 +240,7 @@ const sqlLast = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq >
 
 // last finds the newest message that the user of s may see; nil if none.
 func (c *conn) last(ctx context.Context, s *stay) (*im.Entry, error) {
-	spans := s.view.Within(0, 0)
+	spans := s.View.Within(0, 0)
 	for i := len(spans) - 1; i >= 0; i-- {
 		var e im.Entry
 		err := c.each(ctx, sqlLast, []any{s.num, spans[i].Start, spans[i].End, clientv1.EntryKind_ENTRY_KIND_MESSAGE},

@@ -65,7 +65,7 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token) (stor
 		return store.SyncPage{}, err
 	}
 	stays = append(stays, asked...)
-	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.id), string(b.id)) })
+	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.ID), string(b.ID)) })
 	p := store.SyncPage{Full: t.Since == 0}
 	if p.More = len(stays) > q.Limit; p.More {
 		stays = stays[:q.Limit]
@@ -80,7 +80,7 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token) (stor
 			return store.SyncPage{}, err
 		}
 		p.States = append(p.States, state)
-		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.id}))
+		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.ID}))
 	}
 	if p.More {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
@@ -98,8 +98,8 @@ func (c *conn) pageOf(ctx context.Context, st *stay, q store.SyncQuery, room *in
 	if q.MaxBytes > 0 && *room <= 0 {
 		return nil, nil
 	}
-	have, known := q.Cursors[st.id]
-	p, err := c.page(ctx, st.num, st.view, store.HistoryQuery{
+	have, known := q.Cursors[st.ID]
+	p, err := c.page(ctx, st.num, st.View, store.HistoryQuery{
 		After: max(have, 0), Limit: min(q.Entries, store.MaxPage), Backward: !known, MaxBytes: max(*room, 0),
 	})
 	for i := range p.Entries {
@@ -139,7 +139,7 @@ func (c *conn) asked(ctx context.Context, q store.SyncQuery, t rules.Token, alre
 		}
 	}
 	for _, st := range already {
-		delete(open, st.id)
+		delete(open, st.ID)
 	}
 	if len(open) == 0 {
 		return nil, nil
@@ -150,14 +150,16 @@ func (c *conn) asked(ctx context.Context, q store.SyncQuery, t rules.Token, alre
 		if err := scanStay(scan, st); err != nil {
 			return err
 		}
-		delete(open, st.id)
-		if !st.present() || st.view.Head() > q.Cursors[st.id] {
+		delete(open, st.ID)
+		if !st.Present() || st.View.Head() > q.Cursors[st.ID] {
 			out = append(out, st)
 		}
 		return nil
 	})
 	for id := range open {
-		out = append(out, &stay{id: id, user: q.User}) // never was a member, or no such conversation
+		st := &stay{} // never was a member, or no such conversation
+		st.ID, st.User = id, q.User
+		out = append(out, st)
 	}
 	return out, err
 }
@@ -175,14 +177,14 @@ func jsonList[K ~string](m map[K]bool) string {
 // state is what the user of st sees of its conversation.
 func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, error) {
 	if st.num == 0 {
-		return store.ConversationState{Conversation: st.id}, nil
+		return store.ConversationState{Conversation: st.ID}, nil
 	}
 	out := store.ConversationState{
-		Conversation: st.id, Kind: st.kind, Name: st.leftName, Peer: st.peer(st.user), Role: st.role,
-		Start: st.view.Start(), Head: st.view.Head(), Read: st.read, Delivered: st.here(),
+		Conversation: st.ID, Kind: st.Kind, Name: st.LeftName, Peer: st.peer(st.User), Role: st.Role,
+		Start: st.View.Start(), Head: st.View.Head(), Read: st.Read, Delivered: st.Here(),
 	}
-	if st.present() { // who has left learns nothing of what came after
-		out.Name, out.Closed, out.Members = st.name, st.closed, st.count
+	if st.Present() { // who has left learns nothing of what came after
+		out.Name, out.Closed, out.Members = st.Name, st.Closed, st.Count
 	}
 	var err error
 	if out.Unread, err = c.unread(st); err != nil {
@@ -192,19 +194,14 @@ func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, er
 		return out, err
 	}
 	if out.Peer != "" {
-		peer, err := c.stayOf("store.Sync", st.id, out.Peer)
+		peer, err := c.stayOf("store.Sync", st.ID, out.Peer)
 		if err != nil {
 			return out, err
 		}
-		m := peer.public()
+		m := peer.Public()
 		out.PeerMember = &m
 	}
 	return out, nil
-}
-
-// public is the member as others may see it.
-func (s *stay) public() store.Member {
-	return store.Member{User: s.user, Role: s.role, Start: s.view.Since(), Delivered: s.here(), Read: s.read}
 }
 
 const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END
@@ -259,7 +256,7 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 		if reader != "" {
 			if st, err := c.stayOf(op, conv, reader); err != nil {
 				return err
-			} else if !st.present() {
+			} else if !st.Present() {
 				return rules.NotMember(op, conv)
 			}
 		}
@@ -281,7 +278,7 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 			if err := scanStay(scan, &st); err != nil {
 				return err
 			}
-			p.Members = append(p.Members, st.public())
+			p.Members = append(p.Members, st.Public())
 			return nil
 		})
 	})
