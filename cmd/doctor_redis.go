@@ -48,7 +48,7 @@ func judgeRedis(f redis.Facts, err error) (found []etcd.Finding) {
 		add("reach", etcd.Failing, "correct the user and the password in redis.url", "it refuses the login")
 		return found
 	default:
-		add("reach", etcd.Failing, "start it, or correct redis.url; until then repeated sends are answered by the message store", "it does not answer: %v", err)
+		add("reach", etcd.Failing, "start it, or correct redis.url; until then repeated sends are answered by the message store, and routes kept there are missing", "it does not answer: %v", err)
 		return found
 	}
 	if f.RoundTrip > slowRedis {

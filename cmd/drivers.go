@@ -22,6 +22,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/redis"
 	"github.com/imdhq/imd/pkg/store"
+	routesetcd "github.com/imdhq/imd/pkg/store/etcd"
 	"github.com/imdhq/imd/pkg/store/memory"
 	"github.com/imdhq/imd/pkg/store/postgres"
 	routesredis "github.com/imdhq/imd/pkg/store/redis"
@@ -38,7 +39,7 @@ func specs() []module.Spec {
 			Messages: store.Drivers[store.MessageStore]{
 				"sqlite": sqlite.OpenURL, "postgres": postgres.OpenURL, "postgresql": postgres.OpenURL,
 			},
-			Routes: map[string]storage.RouteOpener{"memory": openRoutesMemory, "redis": openRoutesRedis},
+			Routes: map[string]storage.RouteOpener{"memory": openRoutesMemory, "redis": openRoutesRedis, "etcd": openRoutesEtcd},
 			Dedup:  map[string]storage.DedupOpener{"memory": openDedupMemory, "redis": openDedupRedis},
 		},
 	})
@@ -49,11 +50,6 @@ var (
 	sources = store.Drivers[store.Source]{"sqlite": sqlite.OpenSource}
 	targets = store.Drivers[store.Target]{"sqlite": sqlite.OpenTarget, "postgres": postgres.OpenTarget, "postgresql": postgres.OpenTarget}
 )
-
-// openLedger opens the store that a drill lends to its witnesses.
-func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
-	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
-}
 
 // openRoutesMemory is the route store of one process.
 func openRoutesMemory(context.Context, storage.RouteOptions, *zap.Logger) (store.RouteStore, error) {
@@ -67,6 +63,25 @@ func openRoutesRedis(_ context.Context, o storage.RouteOptions, log *zap.Logger)
 		return nil, err
 	}
 	return routesredis.Open(at, log)
+}
+
+// openRoutesEtcd is the route store of small clusters. It has a client of its own,
+// so that many logins do not stand in the way of the control plane.
+func openRoutesEtcd(_ context.Context, o storage.RouteOptions, log *zap.Logger) (store.RouteStore, error) {
+	cfg := controlplane.DefaultConfig()
+	if err := o.Section("controlplane", &cfg); err != nil {
+		return nil, err
+	}
+	client, err := etcd.Dial(endpointsOf(cfg), log)
+	if err != nil {
+		return nil, err
+	}
+	return routesetcd.Open(client, routesetcd.Options{Prefix: "/imd/" + cfg.Cluster + "/routes/", Log: log, Reg: o.Reg, Close: client.Close}), nil
+}
+
+// openLedger opens the store that a drill lends to its witnesses.
+func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
+	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
 // openDedupMemory is the dedup cache of one process.

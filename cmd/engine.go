@@ -65,7 +65,7 @@ func (e *engine) serve(ctx context.Context) (err error) {
 	}
 	defer func() { _ = e.log.Sync() }() // a terminal cannot be synced; nothing is lost by it
 	if e.dir, err = datadir.Open(path); err != nil {
-		return err
+		return ownFailure(err)
 	}
 	defer func() { err = errors.Join(err, e.dir.Close()) }()
 	if err := e.checkKeys(); err != nil {

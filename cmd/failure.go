@@ -148,6 +148,9 @@ func fromServer(e *im.Error) *failure {
 	case "already_exists", "aborted", "failed_precondition":
 		exit = exitConflict
 	}
+	if other := otherListener(e.Msg); other != nil {
+		return other
+	}
 	f := newFailure(exit, im.ReasonName(e.Reason), e.Msg, "")
 	if f.Message == "" {
 		f.Message = info.Meaning
@@ -158,6 +161,16 @@ func fromServer(e *im.Error) *failure {
 	}
 	f.Retryable = info.Retryable || exit == exitUnavailable
 	return f
+}
+
+// otherListener is the failure if the text is what a web server says that does
+// not know the call: the listener for clients and that for operators are two. Else nil.
+func otherListener(text string) *failure {
+	if !strings.HasPrefix(text, "404 ") && !strings.HasPrefix(text, "405 ") {
+		return nil
+	}
+	return newFailure(exitFailed, "other_listener", "what answers there does not know this call",
+		"nodes, keys and settings are asked for at the ops listener, messages at the public one")
 }
 
 // fromSystem is an error of this machine.

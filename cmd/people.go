@@ -96,6 +96,9 @@ func clientFailure(err error) error {
 	if e.Code == "" && e.CloseCode >= 4500 {
 		exit = exitNotAllowed
 	}
+	if other := otherListener(e.Message); other != nil {
+		return other
+	}
 	out := newFailure(exit, e.Reason, e.Message, "")
 	out.Retryable = e.Retryable
 	return out

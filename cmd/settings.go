@@ -235,6 +235,11 @@ func (s *settingFlags) load() (*loaded, error) {
 func (l *loaded) combination() error {
 	seen := map[string]string{}
 	for _, ln := range l.listeners() {
+		if _, port, err := net.SplitHostPort(ln.address); err != nil {
+			return config.Errorf(ln.key, "%q is not host:port", ln.address)
+		} else if _, err := net.LookupPort("tcp", port); err != nil {
+			return config.Errorf(ln.key, "%q has no port from 0 to 65535", ln.address)
+		}
 		if other, twice := seen[ln.address]; twice && !strings.HasSuffix(ln.address, ":0") {
 			return config.Errorf(ln.key, "%s is the address of %s already", ln.address, other)
 		}
@@ -244,6 +249,9 @@ func (l *loaded) combination() error {
 		if l.values.Text(key) == "redis" && l.values.Text("redis.url") == "" {
 			return config.Errorf("redis.url", "is missing, but %s is redis; set redis.url_file or IMD_REDIS_URL", key)
 		}
+	}
+	if l.values.Text("storage.routes") == "etcd" && strings.Trim(l.values.Text("controlplane.endpoints"), "[]") == "" {
+		return config.Errorf("controlplane.endpoints", "is missing, but storage.routes is etcd; one process alone keeps its routes in memory")
 	}
 	if l.values.Text("seq.allocator") == store.Segment && l.values.Text("storage.postgres") == "" {
 		return config.Errorf("seq.allocator", "segment needs a Postgres; give --postgres-file, or set it to transaction")

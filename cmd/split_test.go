@@ -28,6 +28,8 @@ func TestSplitRolesAreChecked(t *testing.T) {
 		"routes in two processes": {"gateway,state,scheduler", []string{etcd}, "gateway without push, but routes in the memory"},
 		"routes in redis":         {"gateway,state,scheduler", []string{etcd, "storage.routes=redis", "redis.url_file=" + url}, ""},
 		"redis is not named":      {"all", []string{"storage.routes=redis"}, "redis.url: is missing, but storage.routes is redis"},
+		"routes in etcd":          {"gateway,state,scheduler", []string{etcd, "storage.routes=etcd"}, ""},
+		"etcd is not named":       {"all", []string{"storage.routes=etcd"}, "controlplane.endpoints: is missing, but storage.routes is etcd"},
 		"no such routes":          {"all", []string{"storage.routes=x"}, "storage.routes"},
 		"sqlite in two processes": {"gateway,push,state", []string{etcd}, "state without scheduler, but messages in SQLite"},
 		"clear text":              {"all", []string{"peers.listen=192.0.2.1:8422"}, "peers.listen: 192.0.2.1:8422 is open to other machines"},

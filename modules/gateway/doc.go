@@ -14,7 +14,10 @@
 //   - Of one connection and conversation one run is in flight, and after an
 //     ACK_RETRY nothing that was sent later overtakes it (pkg/run).
 //   - Who acts is decided by the verified token, never by a frame's contents.
-//   - A session is registered for deliveries before its welcome is written.
+//   - A session is registered for deliveries before its route is claimed, so
+//     what a delivery does not find here has ended (place.go).
+//   - Routes are refreshed by this node alone, and put back when the store has
+//     lost them (keeper.go). A claim that comes late displaces nobody newer.
 //   - Delivers of a conversation rise in seq on a connection; what does not fit
 //     becomes a head hint, because the log is the truth.
 //   - An idle connection costs one goroutine, its reader; a writer exists only
@@ -26,7 +29,7 @@
 //
 // State away: sends get ACK_RETRY, requests an error, newcomers busy. Route
 // store away: newcomers are admitted and their routes claimed later, but busy
-// under reject_new. A client that does not read is put into pull mode, then
+// under reject_new. It has forgotten: all routes are back within 7 seconds. A client that does not read is put into pull mode, then
 // closed. A client that floods is told to wait, then closed. Descriptors at an
 // end: newcomers are refused, and those who are here stay.
 //
@@ -37,5 +40,7 @@
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,
 // imd_gateway_heads_total, imd_gateway_stale_leader_calls_total, imd_gateway_submit_sends,
+// imd_gateway_routes_refreshed_total{result}, imd_gateway_routes_away,
+// imd_gateway_route_losses_total, imd_gateway_sessions_unclaimed,
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

@@ -54,6 +54,9 @@ func (s *session) claim() (store.Claim, *refusal) {
 		return claim, nil
 	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
 		return claim, refuse("login_refused", "another login has the place")
+	case im.ReasonOf(err) == clientv1.Reason_REASON_BUSY:
+		s.g.Log.Warn("a session was refused: the route store is full", obs.Session(s.id), obs.Err(err))
+		return claim, &refusal{reason: "busy", msg: "the cluster holds as many sessions as it may", after: minWait}
 	case policy.Mode == store.RejectNew:
 		return claim, &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
 	}

@@ -85,6 +85,7 @@ func TestEverythingIsGivenBack(t *testing.T) {
 		c.MaxUnauthenticated, c.MaxUnauthenticatedAddress = 100_000, 100_000
 	})
 	w.g.Limits().SetOff(true)
+	eventually(t, "it serves, with all its goroutines", w.g.serving.Load)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	d := dialer{w, ctx}

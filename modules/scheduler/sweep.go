@@ -59,10 +59,10 @@ func (s *Scheduler) sweep(ctx context.Context, t control.Term, a absence, now ti
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	routes, err := s.Routes()
-	var homes []store.Home
-	if err == nil {
-		homes, err = routes.Homes(ctx)
+	if err != nil {
+		return nil // routes in the memory of another process end with it
 	}
+	homes, err := routes.Homes(ctx)
 	if err != nil {
 		s.runs.WithLabelValues("sweep", "failed").Inc()
 		return err // its reader says so itself, and the routes end by themselves

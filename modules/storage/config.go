@@ -19,7 +19,7 @@ type Config struct {
 	// Postgres, if set, names the message store in the place of DSN.
 	Postgres config.Secret `mapstructure:"postgres" doc:"Message store that nodes share: postgres://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full&sslrootcert=FILE. Default: none."`
 	// Routes names the route store.
-	Routes string `mapstructure:"routes" doc:"Where the table of live sessions is: memory (one process that has both gateway and push) or redis (all nodes together; needs redis.url). Default memory."`
+	Routes string `mapstructure:"routes" doc:"Where the table of live sessions is: memory (one process that has both gateway and push), redis (all nodes together; needs redis.url) or etcd (all nodes together, 10,000 sessions at most; needs controlplane.endpoints). Default memory."`
 	// Dedup names what answers repeated sends without the message store.
 	Dedup string `mapstructure:"dedup" doc:"What remembers acknowledged sends, so that repeats are answered without the message store: memory (each process for itself) or redis (all nodes together; needs redis.url). Losing it costs speed only. Default memory."`
 	// DedupTTL is how long it remembers.
@@ -44,8 +44,8 @@ func (c Config) Validate() error {
 	if u, err := url.Parse(c.Postgres.Reveal()); c.Postgres != "" && (err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql") {
 		errs = append(errs, errors.New("storage.postgres: not of the form postgres://USER:PASSWORD@HOST/DATABASE"))
 	}
-	if c.Routes != "memory" && c.Routes != "redis" {
-		errs = append(errs, fmt.Errorf("storage.routes: %q is neither memory nor redis", c.Routes))
+	if c.Routes != "memory" && c.Routes != "redis" && c.Routes != "etcd" {
+		errs = append(errs, fmt.Errorf("storage.routes: %q is none of memory, redis and etcd", c.Routes))
 	}
 	if c.Dedup != "memory" && c.Dedup != "redis" {
 		errs = append(errs, fmt.Errorf("storage.dedup: %q is neither memory nor redis", c.Dedup))

@@ -9,8 +9,9 @@
 //
 // # Invariants
 //
-//   - After Start both stores have answered once; until Close they are the ones
-//     that store.Handle gives. So is the dedup cache, which need not have answered.
+//   - After Start the message store has answered once; until Close it is the one
+//     that store.Handle gives. So are the route store and the dedup cache, which
+//     need not have answered.
 //   - No node starts whose clock is more than 5 minutes behind the newest stored
 //     entry: new messages would seem older than those before them, and ids could
 //     come twice.
@@ -24,5 +25,6 @@
 //
 // # Metrics
 //
-// imd_storage_ping_seconds, imd_storage_ping_failures_total.
+// imd_storage_ping_seconds, imd_storage_ping_failures_total; with routes in etcd
+// imd_routes_table_lag_seconds and imd_routes_table_sessions.
 package storage

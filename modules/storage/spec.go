@@ -24,9 +24,13 @@ func Spec(drivers Drivers) module.Spec {
 			if err := env.Config("seq", &seq); err != nil {
 				return nil, err
 			}
+			routed := []string{"gateway", "push"}
+			if cfg.Routes != "memory" { // that of another process is out of the scheduler's reach
+				routed = append(routed, "scheduler")
+			}
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
-				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, "gateway", "push", "scheduler"),
+				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, routed...),
 			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil

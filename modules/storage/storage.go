@@ -43,6 +43,7 @@ type RouteOpener func(context.Context, RouteOptions, *zap.Logger) (store.RouteSt
 // RouteOptions are what a route store may depend on.
 type RouteOptions struct {
 	Redis   RedisConfig
+	Reg     prometheus.Registerer
 	Section func(section string, into any) error // reads another section of the configuration
 }
 
@@ -133,7 +134,7 @@ func (s *Storage) openRoutes(ctx context.Context) error {
 	if !ok {
 		return &module.ConfigError{Err: fmt.Errorf("storage.routes: no driver for %q", s.cfg.Routes)}
 	}
-	routes, err := open(ctx, RouteOptions{Redis: s.deps.Redis, Section: s.deps.Section}, s.deps.Log)
+	routes, err := open(ctx, RouteOptions{Redis: s.deps.Redis, Reg: s.deps.Reg, Section: s.deps.Section}, s.deps.Log)
 	if err != nil {
 		return &module.ConfigError{Err: fmt.Errorf("storage.routes: %w", err)}
 	}

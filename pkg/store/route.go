@@ -108,7 +108,7 @@ type RouteStore interface {
 	// epoch.
 	//
 	// Errors: login_refused under RejectNew (nothing changed; Claim.Holders says
-	// who is in the way), unavailable, or the context's, after either of which
+	// who is in the way), busy if the store is full, unavailable, or the context's, after either of which
 	// nobody knows whether r is there: Release it or claim again.
 	Claim(ctx context.Context, r Route, p Policy) (Claim, error)
 	// Refresh keeps routes alive and puts those back that the store has lost,
@@ -119,9 +119,9 @@ type RouteStore interface {
 	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
 	// Lookup returns the routes of the users, in no order. Unknown users have none.
 	Lookup(ctx context.Context, users []im.UserID) ([]Route, error)
-	// Recent is Lookup for those who find out if a route is not right: of a user
-	// who has routes it may miss a change of the last 5 seconds. That a user has
-	// none is never remembered.
+	// Recent is Lookup for those who find out if a route is not right: what it says
+	// of a user who has routes may be up to 5 seconds old. That a user has none is
+	// never remembered: it is what the store, or a copy that follows it, says now.
 	Recent(ctx context.Context, users []im.UserID) ([]Route, error)
 	// Memory names what the store remembers. Another name than before means that
 	// it may have lost routes: refresh them all. Errors: unavailable, the context's.
@@ -133,10 +133,11 @@ type RouteStore interface {
 
 // Sweeper removes what processes left behind that ended without a word.
 type Sweeper interface {
-	// Homes lists the processes that have or lately had routes.
+	// Homes lists the processes that have or lately had routes; it may be a moment
+	// behind.
 	Homes(ctx context.Context) ([]Home, error)
 	// Sweep removes all routes of a process that is gone for good, and forgets
-	// it. It returns how many routes there were. Repeating it is harmless; a
+	// it. It returns how many routes it found. Repeating it is harmless; a
 	// process that lives after all puts its routes back with its next refresh.
 	Sweep(ctx context.Context, h Home) (int, error)
 }

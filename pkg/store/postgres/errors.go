@@ -94,9 +94,12 @@ func (u *unreachable) Unwrap() error { return u.err }
 // oneLine is the text of a failure to connect, which has a line for each try, on
 // one: what was said last at each address, as each may be tried with and without TLS.
 func oneLine(err error) string {
-	_, tries, many := strings.Cut(err.Error(), "\n")
+	first, tries, many := strings.Cut(err.Error(), "\n")
 	if !many {
-		return strings.TrimSpace(err.Error())
+		if failed := (*pgconn.ConnectError)(nil); errors.As(err, &failed) { // its name of the database is told already
+			first = failed.Unwrap().Error()
+		}
+		return strings.TrimSpace(first)
 	}
 	var addresses []string
 	last := map[string]string{}

@@ -257,3 +257,12 @@ func TestSeveralHostsAreNamed(t *testing.T) {
 		t.Errorf("Status() = %v\nwant %s", err, want)
 	}
 }
+
+// One try is told without the words of the driver around it.
+func TestOneHostIsTold(t *testing.T) {
+	_, err := Status(t.Context(), "postgres://imd@127.0.0.1:1/imd?sslmode=disable")
+	want := "the database imd at 127.0.0.1:1 cannot be reached: 127.0.0.1:1 (127.0.0.1): dial error: dial tcp 127.0.0.1:1: connect: connection refused"
+	if err == nil || err.Error() != want {
+		t.Errorf("Status() = %v\nwant %s", err, want)
+	}
+}

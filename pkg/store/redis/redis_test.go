@@ -107,24 +107,27 @@ func TestAbsenceIsNotRemembered(t *testing.T) {
 	}
 	t.Cleanup(p.Close)
 	far, near := closing(t, open(t, "redis://"+p.Address())), closing(t, open(t, server.URL()))
-	look := func() []store.Route {
+	look := func(u im.UserID) []store.Route {
 		t.Helper()
-		l, err := far.Recent(t.Context(), []im.UserID{"u"})
+		l, err := far.Recent(t.Context(), []im.UserID{u})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return l
 	}
-	if l := look(); len(l) != 0 {
-		t.Fatal(l)
-	}
-	p.Set(faultproxy.Mode{Delay: 50 * time.Millisecond})
-	claimOf(t, near, routeOf("u", "s1"))
-	if l := look(); len(l) != 1 {
-		t.Errorf("found %v", l)
+	for _, u := range []im.UserID{"u", "v", "w", "x", "y"} {
+		p.Set(faultproxy.Mode{})
+		if l := look(u); len(l) != 0 {
+			t.Fatal(l)
+		}
+		p.Set(faultproxy.Mode{Delay: 100 * time.Millisecond})
+		claimOf(t, near, routeOf(u, "s1"))
+		if l := look(u); len(l) != 1 {
+			t.Errorf("found %v", l)
+		}
 	}
 	claimOf(t, near, routeOf("u", "s2"))
-	for end := time.Now().Add(5 * time.Second); len(look()) != 2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); len(look("u")) != 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a second route is not found")
 		}
@@ -289,5 +292,26 @@ func BenchmarkLookup(b *testing.B) {
 			slices.Sort(took)
 			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
 		})
+	}
+}
+
+// BenchmarkRestore is 10,000 routes that are put back after a flush, in calls of
+// 500.
+func BenchmarkRestore(b *testing.B) {
+	server := testenv.StartRedis(b)
+	r := closing(b, open(b, server.URL()))
+	routes := make([]store.Route, 10_000)
+	for i := range routes {
+		id := fmt.Sprint("u", i)
+		routes[i] = routeOf(im.UserID(id), im.SessionID(id))
+		routes[i].Epoch = uint64(i + 1)
+	}
+	for b.Loop() {
+		server.MustDo("FLUSHALL")
+		for part := range slices.Chunk(routes, maxBatch) {
+			if s, err := r.Refresh(b.Context(), part); err != nil || s[0] != store.Restored {
+				b.Fatal(s, err)
+			}
+		}
 	}
 }

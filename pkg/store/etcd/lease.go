@@ -1,0 +1,155 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/im"
+)
+
+// leases are those of this process, and which sessions each one has.
+type leases struct {
+	granting sync.Mutex // one grant at a time
+
+	mu   sync.Mutex
+	list []lease
+	of   map[im.SessionID]clientv3.LeaseID
+	lost bool // one ended, and with it its routes
+}
+
+type lease struct {
+	id    clientv3.LeaseID
+	users int // sessions that have it
+}
+
+// lease is the one for a session: what it has, one with room, or a new one. The
+// empty session gets one without counting.
+func (r *Routes) lease(ctx context.Context, session im.SessionID) (clientv3.LeaseID, error) {
+	if id := r.leases.take(session); id != 0 {
+		return id, nil
+	}
+	r.leases.granting.Lock()
+	defer r.leases.granting.Unlock()
+	if id := r.leases.take(session); id != 0 {
+		return id, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	res, err := r.client.Grant(ctx, int64(leaseTime/time.Second))
+	if err != nil {
+		return 0, err
+	}
+	r.leases.add(res.ID)
+	return r.leases.take(session), nil
+}
+
+func (l *leases) add(id clientv3.LeaseID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, lease{id: id})
+}
+
+func (l *leases) take(session im.SessionID) clientv3.LeaseID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if id, ok := l.of[session]; ok {
+		return id
+	}
+	for i := range l.list {
+		if l.list[i].users < perLease {
+			if session != "" {
+				l.list[i].users++
+				l.of[session] = l.list[i].id
+			}
+			return l.list[i].id
+		}
+	}
+	return 0
+}
+
+func (l *leases) has(session im.SessionID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.of[session]
+	return ok
+}
+
+// free gives a session's share back.
+func (l *leases) free(session im.SessionID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	id, ok := l.of[session]
+	if !ok {
+		return
+	}
+	delete(l.of, session)
+	for i := range l.list {
+		if l.list[i].id == id {
+			l.list[i].users--
+		}
+	}
+}
+
+func (l *leases) all() []clientv3.LeaseID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]clientv3.LeaseID, len(l.list))
+	for i, x := range l.list {
+		out[i] = x.id
+	}
+	return out
+}
+
+// doubt forgets a lease that etcd does not know any more: its routes are gone.
+func (l *leases) doubt(id clientv3.LeaseID, err error) {
+	if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = slices.DeleteFunc(l.list, func(x lease) bool { return x.id == id })
+	for s, x := range l.of {
+		if x == id {
+			delete(l.of, s)
+		}
+	}
+	l.lost = true
+}
+
+// losses reports once that a lease ended.
+func (l *leases) losses() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.lost
+	l.lost = false
+	return was
+}
+
+// renew keeps the leases until ctx is done.
+func (r *Routes) renew(ctx context.Context) {
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, id := range r.leases.all() {
+			cctx, cancel := context.WithTimeout(ctx, callTime)
+			_, err := r.client.KeepAliveOnce(cctx, id)
+			cancel()
+			r.leases.doubt(id, err)
+			if err != nil && ctx.Err() == nil {
+				r.Log.Warn("a lease of routes was not renewed", zap.Error(err))
+			}
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package requirements
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// gateways is two gateways of one cluster, with their routes in a Redis of the
+// test.
+type gateways struct {
+	*testenv.Node
+	second *testenv.Node
+	redis  *testenv.Redis
+}
+
+func beginGateways(t *testing.T, pairs ...string) *gateways {
+	t.Helper()
+	r := testenv.StartRedis(t)
+	g := &gateways{redis: r, Node: &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Layout: testenv.Split,
+		Args: set(append(pairs, "storage.routes=redis")...), Env: []string{"IMD_REDIS_URL=" + r.URL()}}}
+	g.Begin(t)
+	g.second = g.Beside("gateway,push")
+	g.second.Begin(t)
+	return g
+}
+
+// at begins a session of a fresh login at one of the gateways.
+func at(t *testing.T, n *testenv.Node, user string) *testenv.Client {
+	t.Helper()
+	return testenv.Login(t, n.URL(), protocol.Proto, n.Token(user), "d")
+}
+
+// arrives sends a message and waits for it at another session.
+func arrives(t *testing.T, from, to *testenv.Client, user, text string) {
+	t.Helper()
+	from.MustSend(testenv.ToUser(user, text))
+	to.Entry(text, func(_ string, e *clientv1.Entry) bool { return e.GetContent().GetText() == text })
+}
+
+// deviceList is what imd user devices prints.
+func deviceList(t *testing.T, n *testenv.Node, user string) (out struct {
+	Devices []struct {
+		LoginID string `json:"login_id"`
+		NodeID  string `json:"node_id"`
+	}
+}) {
+	t.Helper()
+	text, err := exec.Command(testenv.Binary(t), "user", "devices", user, "-o", "json", "--data-dir", n.Dir).Output()
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	if err != nil {
+		t.Fatalf("imd user devices: %v: %s", err, text)
+	}
+	return out
+}
+
+// Whatever the route store loses comes back from the live connections: they stay,
+// and live delivery works again.
+func TestR19AnEmptiedRouteStore(t *testing.T) {
+	t.Parallel()
+	g := beginGateways(t)
+	ann, bob := at(t, g.Node, "ann"), at(t, g.second, "bob")
+	arrives(t, ann, bob, "bob", "before")
+	for name, empty := range map[string]func(){
+		"flushed":         func() { g.redis.MustDo("FLUSHALL") },
+		"restarted empty": g.redis.RestartEmpty,
+	} {
+		empty()
+		began := time.Now()
+		for len(deviceList(t, g.Node, "ann").Devices) != 1 || len(deviceList(t, g.Node, "bob").Devices) != 1 {
+			if time.Since(began) > 2*testenv.Patience {
+				t.Fatalf("%s: the routes are not back", name)
+			}
+		}
+		t.Logf("%s: the routes are back after %v", name, time.Since(began).Round(time.Millisecond))
+		arrives(t, ann, bob, "bob", name)
+		if ann.Closed() || bob.Closed() {
+			t.Fatalf("%s: a connection was closed", name)
+		}
+	}
+}
+
+// The routes of a gateway that was killed go within the life of its lease and a
+// few seconds, and a restart of it revives nothing.
+func TestR18AKilledGateway(t *testing.T) {
+	t.Parallel()
+	g := beginGateways(t)
+	ann, bob := at(t, g.Node, "ann"), at(t, g.second, "bob")
+	arrives(t, ann, bob, "bob", "before")
+	g.second.Kill()
+	began := time.Now()
+	for len(deviceList(t, g.Node, "bob").Devices) != 0 {
+		if time.Since(began) > 4*testenv.Patience {
+			t.Fatal("the route stays")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	took := time.Since(began)
+	t.Logf("the routes of the killed gateway were gone after %v", took.Round(time.Millisecond))
+	if took > 15*time.Second+testenv.Patience {
+		t.Errorf("it took %v", took)
+	}
+	g.second.Start()
+	if d := deviceList(t, g.Node, "bob").Devices; len(d) != 0 {
+		t.Errorf("the restart revived %v", d)
+	}
+	again := at(t, g.Node, "bob")
+	arrives(t, ann, again, "bob", "after")
+}
