@@ -157,11 +157,27 @@ func (n *Node) launchSplit() error {
 		n.rest = r
 	}
 	for _, p := range n.rest.nodes() {
+		if p.running() {
+			continue
+		}
 		if err := p.launch(); err != nil {
 			return err
 		}
 	}
 	return n.launch()
+}
+
+// running reports whether the process was started and has not ended.
+func (n *Node) running() bool {
+	if n.done == nil {
+		return false
+	}
+	select {
+	case <-n.done:
+		return false
+	default:
+		return true
+	}
 }
 
 // spread says which processes there are beside the one that clients talk to, and
