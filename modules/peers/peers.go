@@ -74,13 +74,14 @@ type Peers struct {
 func New(cfg Config, d Deps) *Peers {
 	p := &Peers{cfg: cfg, Deps: d}
 	if d.Settings != nil && cfg.Listen != "" {
-		d.Settings.Subscribe("peers", p.usePickers)
+		d.Settings.Subscribe("peers", p.apply)
 	}
 	return p
 }
 
-// usePickers follows the settings. It is a subscriber.
-func (p *Peers) usePickers(_ context.Context, _, now *settings.Snapshot) {
+// apply takes the settings over. It is a subscriber.
+func (p *Peers) apply(_ context.Context, _, now *settings.Snapshot) {
+	p.Set.LimitBackups(balance.HedgeLimits{Delay: backupDelay.In(now), Share: backupShare.In(now)})
 	for method, s := range pickers {
 		p.Set.UsePicker(method, s.In(now))
 	}

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"strings"
+	"time"
 
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/peer"
@@ -25,9 +26,17 @@ func declarePickers() map[string]settings.Setting[string] {
 	return out
 }
 
+// Limits of backup requests.
+var (
+	backupDelay = settings.Duration("peers.backup.delay", balance.MaxHedgeDelay, balance.MinHedgeDelay, time.Second,
+		"The longest wait for an answer of another process before a read is also asked of a second one. It is shorter where answers usually come sooner.")
+	backupShare = settings.Float("peers.backup.share", balance.HedgeShare, 0, 0.5,
+		"The part of all reads between processes that may be asked twice. 0 = none.")
+)
+
 // declared is what may change while the node runs.
 func declared() settings.Schema {
-	var s settings.Schema
+	s := settings.Schema{Keys: []settings.Declared{backupDelay, backupShare}}
 	for _, m := range peer.Methods() {
 		if p, ok := pickers[m.Name]; ok {
 			s.Keys = append(s.Keys, p)

@@ -11,16 +11,25 @@ const (
 	// backup request is due.
 	MinHedgeDelay = 20 * time.Millisecond
 	MaxHedgeDelay = 200 * time.Millisecond
-	// HedgeShare is the part of all calls that may have one.
+	// HedgeShare is the part of all calls that may have one, unless another is set.
 	HedgeShare = 0.05
 
 	hedgeWindow = 10 * time.Second
 	relearn     = 64 // samples after which the percentile is computed anew
 )
 
+// HedgeLimits bound backup requests. They may change from call to call.
+type HedgeLimits struct {
+	Delay time.Duration // the longest wait before one; it is never below MinHedgeDelay
+	Share float64       // the part of all calls that may have one, 0 to 1; 0 = none
+}
+
+// DefaultHedgeLimits are those that hold unless others are set.
+func DefaultHedgeLimits() HedgeLimits { return HedgeLimits{Delay: MaxHedgeDelay, Share: HedgeShare} }
+
 // Hedge says when a call that has no answer yet is made a second time: after
-// the time in which 95 % of the recent calls were answered, and for at most one
-// call of twenty. The zero value is ready. Not safe for concurrent use.
+// the time in which 95 % of the recent calls were answered, and for at most a share
+// of the calls. The zero value is ready. Not safe for concurrent use.
 type Hedge struct {
 	now, before hedgeCounts
 	since       time.Time     // when now began
@@ -59,20 +68,19 @@ func (h *Hedge) Answered(took time.Duration, now time.Time) {
 }
 
 // Delay is how long to wait before the backup request: the 95th percentile
-// within MinHedgeDelay and MaxHedgeDelay, and the longest while nothing is
-// known.
-func (h *Hedge) Delay(now time.Time) time.Duration {
+// within MinHedgeDelay and the limit, and the limit while nothing is known.
+func (h *Hedge) Delay(now time.Time, l HedgeLimits) time.Duration {
 	h.roll(now)
 	if h.delay == 0 || h.learned >= relearn {
-		h.delay, h.learned = min(max(h.p95(), MinHedgeDelay), MaxHedgeDelay), 0
+		h.delay, h.learned = h.p95(), 0
 	}
-	return h.delay
+	return max(min(h.delay, l.Delay), MinHedgeDelay)
 }
 
 // Take counts a backup request; false = there were too many already.
-func (h *Hedge) Take(now time.Time) bool {
+func (h *Hedge) Take(now time.Time, l HedgeLimits) bool {
 	h.roll(now)
-	if float64(h.now.hedges+h.before.hedges+1) > HedgeShare*float64(h.now.calls+h.before.calls) {
+	if float64(h.now.hedges+h.before.hedges+1) > l.Share*float64(h.now.calls+h.before.calls) {
 		return false
 	}
 	h.now.hedges++
@@ -85,7 +93,7 @@ func (h *Hedge) p95() time.Duration {
 		total += h.now.latency[i] + h.before.latency[i]
 	}
 	if total == 0 {
-		return MaxHedgeDelay
+		return time.Hour // the limit decides
 	}
 	left := total - total*95/100
 	for i := len(h.now.latency) - 1; i > 0; i-- {

@@ -49,7 +49,7 @@ func TestBudgetBoundsRepeats(t *testing.T) {
 
 func TestHedgeDelayIsTheNinetyFifthPercentile(t *testing.T) {
 	var h Hedge
-	if d := h.Delay(begin); d != MaxHedgeDelay {
+	if d := h.Delay(begin, DefaultHedgeLimits()); d != MaxHedgeDelay {
 		t.Errorf("before anything is known: %v", d)
 	}
 	for name, tt := range map[string]struct {
@@ -68,7 +68,7 @@ func TestHedgeDelayIsTheNinetyFifthPercentile(t *testing.T) {
 			}
 			h.Answered(d, begin.Add(time.Duration(i)*time.Millisecond))
 		}
-		if d := h.Delay(begin.Add(time.Second)); d < tt.low || d > tt.high {
+		if d := h.Delay(begin.Add(time.Second), DefaultHedgeLimits()); d < tt.low || d > tt.high {
 			t.Errorf("%s: %v", name, d)
 		}
 	}
@@ -82,7 +82,7 @@ func TestHedgesStayBelowTheirShare(t *testing.T) {
 			now = now.Add(time.Duration(rng.IntN(5)) * time.Millisecond)
 			h.Called(now)
 			calls++
-			if h.Take(now) {
+			if h.Take(now, DefaultHedgeLimits()) {
 				hedges++
 			}
 		}
@@ -99,16 +99,16 @@ func TestHedgeForgets(t *testing.T) {
 		h.Answered(150*time.Millisecond, begin)
 	}
 	later := begin.Add(25 * time.Second)
-	if d := h.Delay(later); d != MaxHedgeDelay {
+	if d := h.Delay(later, DefaultHedgeLimits()); d != MaxHedgeDelay {
 		t.Errorf("after a pause: %v", d)
 	}
-	if h.Take(later) {
+	if h.Take(later, DefaultHedgeLimits()) {
 		t.Error("calls of long ago pay for a backup request")
 	}
 	for range 100 {
 		h.Answered(time.Millisecond, later)
 	}
-	if d := h.Delay(later.Add(time.Second)); d != MinHedgeDelay {
+	if d := h.Delay(later.Add(time.Second), DefaultHedgeLimits()); d != MinHedgeDelay {
 		t.Errorf("with new samples: %v", d)
 	}
 }
@@ -125,5 +125,30 @@ func TestBucketsHoldWhatTheySay(t *testing.T) {
 	}
 	if math.IsNaN(upper(26*8 - 1).Seconds()) {
 		t.Error("the last bucket has no bound")
+	}
+}
+
+// The limits of backup requests may change while calls are made.
+func TestHedgeLimitsMayChange(t *testing.T) {
+	var h Hedge
+	for range 100 {
+		h.Called(begin)
+		h.Answered(150*time.Millisecond, begin)
+	}
+	if d := h.Delay(begin, HedgeLimits{Delay: 50 * time.Millisecond}); d != 50*time.Millisecond {
+		t.Errorf("with 50 ms at the most the delay is %v", d)
+	}
+	if d := h.Delay(begin, DefaultHedgeLimits()); d < 150*time.Millisecond || d > 200*time.Millisecond {
+		t.Errorf("with the usual limits the delay is %v", d)
+	}
+	if h.Take(begin, HedgeLimits{}) {
+		t.Error("a share of 0 allows one")
+	}
+	n := 0
+	for h.Take(begin, HedgeLimits{Share: 0.1}) {
+		n++
+	}
+	if n != 10 {
+		t.Errorf("a share of 0.1 allows %d of 100", n)
 	}
 }

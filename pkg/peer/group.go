@@ -40,6 +40,7 @@ type group struct {
 	budget  balance.Budget
 	steer   balance.Steer
 	hedges  map[string]*balance.Hedge
+	backups balance.HedgeLimits
 	latency map[string]*balance.EWMA
 	heard   map[string]time.Time // last answer or probe, by node
 	rng     *rand.Rand
@@ -47,7 +48,7 @@ type group struct {
 
 func newGroup(role string) *group {
 	g := &group{
-		role: role, pickers: map[string]balance.Picker{}, names: map[string]string{}, hedges: map[string]*balance.Hedge{},
+		role: role, pickers: map[string]balance.Picker{}, names: map[string]string{}, hedges: map[string]*balance.Hedge{}, backups: balance.DefaultHedgeLimits(),
 		latency: map[string]*balance.EWMA{}, heard: map[string]time.Time{}, rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 	}
 	g.alone.Store(true)
@@ -218,20 +219,27 @@ func (g *group) hedge(m *Method) *balance.Hedge {
 	return h
 }
 
+// bound replaces the limits of backup requests.
+func (g *group) bound(l balance.HedgeLimits) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.backups = l
+}
+
 // hedgeDelay counts a call and says when its backup request is due.
 func (g *group) hedgeDelay(m *Method, now time.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	h := g.hedge(m)
 	h.Called(now)
-	return h.Delay(now)
+	return h.Delay(now, g.backups)
 }
 
 // mayHedge takes what a backup request costs.
 func (g *group) mayHedge(m *Method, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.hedge(m).Take(now) && g.budget.Take(now)
+	return g.hedge(m).Take(now, g.backups) && g.budget.Take(now)
 }
 
 // mayRetry takes what a retry costs.

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -171,6 +172,13 @@ func (s *Set) reach(node im.NodeID) *place {
 func (s *Set) UsePicker(method, picker string) {
 	for _, g := range s.groups() {
 		g.use(method, picker)
+	}
+}
+
+// LimitBackups bounds the backup requests of this process from now on.
+func (s *Set) LimitBackups(l balance.HedgeLimits) {
+	for _, g := range s.groups() {
+		g.bound(l)
 	}
 }
 
