@@ -23,6 +23,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -87,26 +88,7 @@ func startIn(t *testing.T, id im.NodeID, dir string, set func(*controlplane.Conf
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	stopped := false
-	r.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			return err
-		}
-		return m.Close()
-	}
-	t.Cleanup(func() {
-		if err := r.stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	r.stop = testenv.Run(t, m)
 	return r
 }
 

@@ -69,23 +69,7 @@ func launch(t *testing.T, id, secret string, cfg Config, change func(*Deps)) *no
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- n.Run(ctx) }()
-	stopped := false
-	n.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return errors.Join(<-ended, n.Close())
-	}
-	t.Cleanup(func() {
-		if err := n.stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	n.stop = testenv.Run(t, n)
 	return n
 }
 

@@ -142,7 +142,7 @@ var rules = []rule{
 	{
 		name: "pure packages open nothing",
 		why:  "they are simulated by seed; a socket or a file would make that a lie",
-		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff", "pkg/lane", "pkg/run", "pkg/delivery", "pkg/sim", "pkg/segment"),
+		from: under("pkg/ring", "pkg/balance", "pkg/rate", "pkg/backoff", "pkg/lane", "pkg/run", "pkg/delivery", "pkg/sim", "pkg/segment", "pkg/store/rules"),
 		forbid: func(_, to string) bool {
 			return to == "net" || to == "net/http" || to == "os" || to == "database/sql"
 		},

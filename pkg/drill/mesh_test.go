@@ -1,36 +1,14 @@
 package drill
 
 import (
-	"io"
 	"net"
 	"os"
 	"sync/atomic"
 	"testing"
 	"time"
-)
 
-// echoing is a member that says back what it hears.
-func echoing(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(c, c)
-				c.Close()
-			}()
-		}
-	}()
-	return ln.Addr().String()
-}
+	"github.com/imdhq/imd/pkg/testenv"
+)
 
 // hears reports whether a member is heard through a front within a moment.
 func hears(t *testing.T, address string) bool {
@@ -58,7 +36,7 @@ func TestMesh(t *testing.T) {
 		}
 		return 0
 	}
-	m, err := newMesh([]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, []string{echoing(t), echoing(t), echoing(t)}, pid)
+	m, err := newMesh([]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, []string{testenv.Echo(t), testenv.Echo(t), testenv.Echo(t)}, pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,36 +11,15 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo is a server that says back what it hears.
-func echo(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(c, c)
-				c.Close()
-			}()
-		}
-	}()
-	return ln.Addr().String()
-}
-
 func start(t *testing.T) (*Proxy, func() net.Conn) {
 	t.Helper()
-	p, err := Listen("127.0.0.1:0", echo(t))
+	p, err := Listen("127.0.0.1:0", testenv.Echo(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +112,11 @@ func TestResetAndRefuse(t *testing.T) {
 		t.Errorf("after a reset: %v", err)
 	}
 	p.Set(Mode{Refuse: true})
-	c = dial()
+	c, err := net.Dial("tcp", p.Address())
+	if err != nil {
+		return // the reset came while it was being opened
+	}
+	defer c.Close()
 	if _, err := say(c, "hi", time.Second); err == nil {
 		t.Error("a refused connection answers")
 	}

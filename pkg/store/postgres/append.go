@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -290,7 +291,7 @@ func (a *answer) result(r *store.AppendRow) store.AppendResult {
 	case statusReused:
 		return refused(clientv1.Reason_REASON_ID_REUSED, "this client message id was used with other content")
 	case statusClosed:
-		return store.AppendResult{Err: closed(opAppend, r.Conversation)}
+		return store.AppendResult{Err: rules.Closed(opAppend, r.Conversation)}
 	case statusBlocked:
 		return refused(clientv1.Reason_REASON_FORBIDDEN, "the recipient does not take messages from you")
 	case statusWrongPeer:
@@ -298,5 +299,5 @@ func (a *answer) result(r *store.AppendRow) store.AppendResult {
 	case statusLocked:
 		return refused(clientv1.Reason_REASON_BUSY, "the conversation is locked")
 	}
-	return store.AppendResult{Err: notMember(opAppend, r.Conversation)}
+	return store.AppendResult{Err: rules.NotMember(opAppend, r.Conversation)}
 }

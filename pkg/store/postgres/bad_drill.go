@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // window is between reading and taking the token in the known-bad build
@@ -30,7 +31,7 @@ func (s *Store) late(ctx context.Context, p *store.SyncPage) {
 	if err != nil {
 		return
 	}
-	p.Token = token{epoch: s.DataEpoch(), since: n}.String()
+	p.Token = tokens.Format(rules.Token{Epoch: s.DataEpoch(), Since: n})
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}

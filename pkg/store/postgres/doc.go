@@ -34,6 +34,6 @@
 // server have another identity and get a new data_epoch; each new connection
 // looks.
 //
-// Visibility. As in the other drivers: a member sees stretches (start, end] of
-// the log, one for each stay, above the border of a cleared history.
+// Rules. What a member sees and what a change does to a group is decided in
+// pkg/store/rules, as for every driver.
 package postgres

@@ -157,11 +157,3 @@ func missing(err error) error {
 func refuse(r im.Reason, op, format string, args ...any) *im.Error {
 	return im.Errorf(r, op, format, args...)
 }
-
-func notMember(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_NOT_MEMBER, op, "not a member of %s", id)
-}
-
-func closed(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_CONVERSATION_CLOSED, op, "%s is closed", id)
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -71,7 +72,7 @@ func scanEntry(row scanner, e *im.Entry) error {
 
 // stay is where a user stands in a conversation, read for an answer.
 type stay struct {
-	member
+	rules.Member
 	id            im.ConversationID
 	num           int64
 	kind          clientv1.ConversationKind
@@ -90,15 +91,15 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 // scanStay reads stayColumns and what comes behind them.
 func scanStay(row scanner, s *stay, more ...any) error {
 	var earlier []byte
-	v := &s.view
+	v := &s.View
 	err := row.Scan(append([]any{
-		&s.user, &s.id, &s.role, &v.last.start, &v.last.end, &earlier, &v.cleared, &s.delivered, &s.read,
-		&s.leftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.log, &s.count, &s.memberVersion,
+		&s.User, &s.id, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
+		&s.LeftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.Log, &s.count, &s.memberVersion,
 	}, more...)...)
 	if err != nil {
 		return err
 	}
-	v.earlier, err = decodeSpans(earlier)
+	v.Earlier, err = rules.DecodeStretches(earlier)
 	return err
 }
 
@@ -107,18 +108,10 @@ func (s *stay) peer() im.UserID {
 	switch {
 	case s.kind != clientv1.ConversationKind_CONVERSATION_KIND_DIRECT:
 		return ""
-	case s.user == s.a:
+	case s.User == s.a:
 		return s.b
 	}
 	return s.a
-}
-
-// here is how far the user has what is sent; it begins at the start.
-func (m *member) here() im.Seq { return max(m.delivered, m.view.start()) }
-
-// public is the member as others may see it.
-func (m *member) public() store.Member {
-	return store.Member{User: m.user, Role: m.role, Start: m.view.since(), Delivered: m.here(), Read: m.read}
 }
 
 const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = $1 AND m.conversation_id = $2`
@@ -128,7 +121,7 @@ func stayOf(ctx context.Context, c *pgx.Conn, op string, conv im.ConversationID,
 	var s stay
 	err := scanStay(c.QueryRow(ctx, sqlStay, string(user), string(conv)), &s)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, notMember(op, conv)
+		return nil, rules.NotMember(op, conv)
 	}
 	return &s, err
 }
@@ -151,17 +144,17 @@ func (s *Store) History(ctx context.Context, q store.HistoryQuery) (store.Histor
 }
 
 // visible is what reader may see of a conversation. Errors: not_member.
-func visible(ctx context.Context, c *pgx.Conn, op string, conv im.ConversationID, reader im.UserID) (num int64, v view, err error) {
+func visible(ctx context.Context, c *pgx.Conn, op string, conv im.ConversationID, reader im.UserID) (num int64, v rules.View, err error) {
 	if reader != "" {
 		st, err := stayOf(ctx, c, op, conv, reader)
 		if err != nil {
-			return 0, view{}, err
+			return 0, rules.View{}, err
 		}
-		return st.num, st.view, nil
+		return st.num, st.View, nil
 	}
-	err = c.QueryRow(ctx, sqlLog, string(conv)).Scan(&num, &v.log)
+	err = c.QueryRow(ctx, sqlLog, string(conv)).Scan(&num, &v.Log)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = notMember(op, conv)
+		err = rules.NotMember(op, conv)
 	}
 	return num, v, err
 }
@@ -172,8 +165,8 @@ const (
 )
 
 // page reads the entries of the query that v shows.
-func page(ctx context.Context, c *pgx.Conn, num int64, v view, q store.HistoryQuery) (store.HistoryPage, error) {
-	spans, query := v.within(q.After, q.Before), sqlUp
+func page(ctx context.Context, c *pgx.Conn, num int64, v rules.View, q store.HistoryQuery) (store.HistoryPage, error) {
+	spans, query := v.Within(q.After, q.Before), sqlUp
 	if q.Backward {
 		slices.Reverse(spans)
 		query = sqlDn
@@ -181,7 +174,7 @@ func page(ctx context.Context, c *pgx.Conn, num int64, v view, q store.HistoryQu
 	p := store.HistoryPage{End: true}
 	bytes := 0
 	for _, sp := range spans {
-		full, err := fill(ctx, c, query, []any{num, int64(sp.start), int64(sp.end), q.Limit + 1 - len(p.Entries)}, q, &p, &bytes)
+		full, err := fill(ctx, c, query, []any{num, int64(sp.Start), int64(sp.End), q.Limit + 1 - len(p.Entries)}, q, &p, &bytes)
 		if err != nil {
 			return store.HistoryPage{}, err
 		}
@@ -193,7 +186,7 @@ func page(ctx context.Context, c *pgx.Conn, num int64, v view, q store.HistoryQu
 	if q.Backward {
 		slices.Reverse(p.Entries)
 	}
-	p.CompleteFrom, p.CompleteTo = complete(p, v, q)
+	p.CompleteFrom, p.CompleteTo = v.Complete(p, q)
 	return p, nil
 }
 
@@ -222,21 +215,6 @@ func fill(ctx context.Context, c *pgx.Conn, query string, args []any, q store.Hi
 	}
 	rows.Close()
 	return full, rows.Err()
-}
-
-// complete is the range in which the page has everything.
-func complete(p store.HistoryPage, v view, q store.HistoryQuery) (from, to im.Seq) {
-	from, to = q.After+1, v.head()
-	if q.Before != 0 {
-		to = min(to, q.Before-1)
-	}
-	if p.End {
-		return from, to
-	}
-	if q.Backward {
-		return p.Entries[0].Seq, to
-	}
-	return from, p.Entries[len(p.Entries)-1].Seq
 }
 
 const sqlEntry = `SELECT ` + entryColumns + ` FROM entry e

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 const (
@@ -261,15 +262,11 @@ func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
 
 func memberValues(r *store.MemberRow, xid int64) []any {
 	first := r.Start
-	var earlier []span
-	for _, s := range r.Earlier {
-		earlier = append(earlier, span{s.Start, s.End})
-	}
-	if len(earlier) > 0 {
-		first = earlier[0].start
+	if len(r.Earlier) > 0 {
+		first = r.Earlier[0].Start
 	}
 	return []any{r.Conv, int64(first), int64(r.Start), int64(r.End), int64(r.Cleared), int64(r.Delivered), int64(r.Read), xid, int16(r.Role),
-		string(r.User), string(r.Conversation), r.LeftName, encodeSpans(earlier)}
+		string(r.User), string(r.Conversation), r.LeftName, rules.EncodeStretches(r.Earlier)}
 }
 
 func entryValues(r *store.EntryRow) []any {

@@ -120,7 +120,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s := &Store{writers: writersFor(processors()), side: make(chan struct{}, sideCalls), log: o.Log, allocator: o.Numbering.Allocator}
-	s.intake.know = s.knowAll
+	s.intake.Know = s.knowAll
 	defer func() {
 		if err != nil {
 			err = explain(src.shown, err)

@@ -53,7 +53,7 @@ func addPages(ctx context.Context, c *pgx.Conn, list []*listed, q store.SyncQuer
 		if u.asked[n].Backward {
 			slices.Reverse(p.Entries)
 		}
-		p.CompleteFrom, p.CompleteTo = complete(*p, list[n].view, u.asked[n])
+		p.CompleteFrom, p.CompleteTo = list[n].View.Complete(*p, u.asked[n])
 		out[n].Page = p
 	}
 	return nil
@@ -68,13 +68,13 @@ func (u *syncPages) stretches(q store.SyncQuery) (s stretches) {
 		have, known := q.Cursors[l.id]
 		u.asked[n] = store.HistoryQuery{After: max(have, 0), Backward: !known}
 		u.pages[n] = &store.HistoryPage{End: true}
-		spans := l.view.within(u.asked[n].After, 0)
+		spans := l.View.Within(u.asked[n].After, 0)
 		if !known {
 			slices.Reverse(spans)
 		}
 		for _, sp := range spans {
 			s.i, s.num, s.down = append(s.i, int32(n)), append(s.num, l.num), append(s.down, !known)
-			s.low, s.high = append(s.low, int64(sp.start)), append(s.high, int64(sp.end))
+			s.low, s.high = append(s.low, int64(sp.Start)), append(s.high, int64(sp.End))
 		}
 	}
 	return s

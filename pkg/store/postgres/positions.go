@@ -8,6 +8,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // Position is store.Positions'.
@@ -18,7 +19,7 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 		return store.Position{}, fault(op, err)
 	}
 	if out[0].Kind == 0 {
-		return store.Position{}, notMember(op, conv)
+		return store.Position{}, rules.NotMember(op, conv)
 	}
 	return out[0], nil
 }
@@ -46,7 +47,7 @@ func (s *Store) positions(ctx context.Context, ps []store.Position) ([]store.Pos
 		}
 		for n, st := range list {
 			out[places[n]] = store.Position{
-				Conversation: st.id, User: st.user, Delivered: st.here(), Read: st.read, Start: st.view.start(), Head: st.view.head(),
+				Conversation: st.id, User: st.User, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
 				Unread: sights[n].unread, Members: st.count, Kind: st.kind, Peer: st.peer(),
 			}
 		}
@@ -104,13 +105,13 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 			return 0, err
 		}
 		st, err := stayOf(ctx, c, op, conv, user)
-		if err == nil && !st.present() {
-			err = notMember(op, conv)
+		if err == nil && !st.Present() {
+			err = rules.NotMember(op, conv)
 		}
 		if err != nil {
 			return 0, err
 		}
-		return st.view.start(), nil
+		return st.View.Start(), nil
 	})
 	return start, fault(op, err)
 }

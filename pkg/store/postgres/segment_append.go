@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/ring"
 	"github.com/imdhq/imd/pkg/segment"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -210,7 +211,7 @@ func (o *owner) change(ctx context.Context, c store.Change) (store.ChangeResult,
 		case err != nil:
 			return none, err
 		case r.elsewhere[conv]:
-			return none, notOwner(opChange)
+			return none, notOwner(rules.OpChange)
 		case r.busy[conv]:
 			return none, &store.BusyConversationError{Conversations: []im.ConversationID{c.Conversation}}
 		}
@@ -246,5 +247,5 @@ func (t *tx) following(c *conversation) im.Seq {
 	if t.first > 0 {
 		return t.first
 	}
-	return c.head + 1
+	return c.Head + 1
 }

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // Store is a store.MessageStore.
@@ -24,7 +25,7 @@ type Store struct {
 	recorded  atomic.Value // string
 	log       *zap.Logger
 	owner     *owner // who numbers under the allocator segment; nil under transaction
-	intake    intake
+	intake    rules.Intake
 	known     known
 	epoch     atomic.Pointer[string]
 	wrote     atomic.Int64 // when a change was last known to be made, Unix nanoseconds

@@ -11,8 +11,13 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
+
+// tokens are this driver's. They count transactions: Upto is the oldest one that
+// was under way when the walk began.
+const tokens rules.Tokens = 2
 
 // Sync is store.Reader's. The walk lists, in order of conversation ids, what
 // transactions that its token does not cover have changed, in two statements a
@@ -25,9 +30,9 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
 	epoch := s.DataEpoch()
 	p, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (store.SyncPage, error) {
-		t, ok := parseToken(q.Token)
-		if !ok || t.epoch != epoch {
-			t = token{epoch: epoch}
+		t, ok := tokens.Parse(q.Token)
+		if !ok || t.Epoch != epoch {
+			t = rules.Token{Epoch: epoch}
 			if q.Token != "" {
 				q.Cursors = nil // they are of the other history too
 			}
@@ -52,7 +57,7 @@ const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN L
 // listed is a conversation of a walk.
 type listed struct {
 	stay
-	other   *member // direct: the other user
+	other   *rules.Member // direct: the other user
 	changed bool
 }
 
@@ -64,26 +69,26 @@ type peerRow struct {
 }
 
 // walk returns the page that begins behind t.
-func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.SyncPage, error) {
-	asked := slices.DeleteFunc(slices.Sorted(maps.Keys(q.Cursors)), func(id im.ConversationID) bool { return id <= t.after })
+func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t rules.Token) (store.SyncPage, error) {
+	asked := slices.DeleteFunc(slices.Sorted(maps.Keys(q.Cursors)), func(id im.ConversationID) bool { return id <= t.After })
 	list, horizon, err := stays(ctx, c, q, t, asked)
 	if err != nil {
 		return store.SyncPage{}, err
 	}
-	if t.since > horizon || t.upto > horizon { // of another history
-		t, q.Cursors = token{epoch: t.epoch}, nil
+	if t.Since > horizon || t.Upto > horizon { // of another history
+		t, q.Cursors = rules.Token{Epoch: t.Epoch}, nil
 		if list, _, err = stays(ctx, c, q, t, nil); err != nil {
 			return store.SyncPage{}, err
 		}
 		asked = nil
 	}
-	if t.upto == 0 {
-		t.upto = horizon
+	if t.Upto == 0 {
+		t.Upto = horizon
 	}
 	// A list that is cut off says nothing about what comes behind it.
 	full := len(list) > q.Limit+len(q.Cursors)
 	list = wanted(list, asked, q, full)
-	p := store.SyncPage{Full: t.since == 0}
+	p := store.SyncPage{Full: t.Since == 0}
 	if p.More = len(list) > q.Limit; p.More {
 		list = list[:q.Limit]
 	}
@@ -96,13 +101,13 @@ func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.S
 		}
 	}
 	for _, st := range list {
-		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())
+		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.id}))
 	}
 	if p.More {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
 		return p, nil
 	}
-	p.Token = token{epoch: t.epoch, since: t.upto}.String()
+	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
@@ -111,8 +116,8 @@ func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token) (store.S
 
 // stays reads the next conversations of the walk, more than fit on a page even
 // if all cursors are of conversations that have not moved.
-func stays(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t token, asked []im.ConversationID) ([]*listed, int64, error) {
-	rows, err := c.Query(ctx, sqlStays, string(q.User), string(t.after), t.since, texts(asked), q.Limit+len(q.Cursors)+1)
+func stays(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t rules.Token, asked []im.ConversationID) ([]*listed, int64, error) {
+	rows, err := c.Query(ctx, sqlStays, string(q.User), string(t.After), t.Since, rules.Texts(asked), q.Limit+len(q.Cursors)+1)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -145,11 +150,11 @@ func scanListed(rows pgx.Rows, horizon *int64) (*listed, error) {
 	if p.role == nil {
 		return l, nil
 	}
-	l.other = &member{user: l.peer(), role: *p.role, delivered: im.Seq(*p.delivered), read: im.Seq(*p.read)}
-	v := &l.other.view
-	v.last, v.cleared = span{im.Seq(*p.start), im.Seq(*p.end)}, im.Seq(*p.cleared)
+	l.other = &rules.Member{User: l.peer(), Role: *p.role, Delivered: im.Seq(*p.delivered), Read: im.Seq(*p.read)}
+	v := &l.other.View
+	v.Last, v.Cleared = store.Stretch{Start: im.Seq(*p.start), End: im.Seq(*p.end)}, im.Seq(*p.cleared)
 	var err error
-	v.earlier, err = decodeSpans(p.earlier)
+	v.Earlier, err = rules.DecodeStretches(p.earlier)
 	return l, err
 }
 
@@ -170,13 +175,13 @@ func wanted(list []*listed, asked []im.ConversationID, q store.SyncQuery, full b
 	keep := list[:0]
 	for _, l := range list {
 		known[l.id], last = true, l.id
-		if l.changed || !l.present() || l.view.head() > q.Cursors[l.id] {
+		if l.changed || !l.Present() || l.View.Head() > q.Cursors[l.id] {
 			keep = append(keep, l)
 		}
 	}
 	for _, id := range asked {
 		if !known[id] && (!full || id < last) {
-			keep = append(keep, &listed{stay: stay{id: id, member: member{user: q.User}}})
+			keep = append(keep, &listed{stay: stay{id: id, Member: rules.Member{User: q.User}}})
 		}
 	}
 	slices.SortFunc(keep, func(a, b *listed) int { return strings.Compare(string(a.id), string(b.id)) })
@@ -213,12 +218,12 @@ func seen(ctx context.Context, c *pgx.Conn, list []*stay, lasts bool) ([]sight, 
 	var conv, low, high, least []int64
 	var who []string
 	for n, st := range list {
-		for _, sp := range st.view.within(0, 0) {
-			if !lasts && sp.end <= st.read {
+		for _, sp := range st.View.Within(0, 0) {
+			if !lasts && sp.End <= st.Read {
 				continue
 			}
-			i, conv, low, high = append(i, int32(n)), append(conv, st.num), append(low, int64(sp.start)), append(high, int64(sp.end))
-			least, who = append(least, int64(max(sp.start, st.read))), append(who, string(st.user))
+			i, conv, low, high = append(i, int32(n)), append(conv, st.num), append(low, int64(sp.Start)), append(high, int64(sp.End))
+			least, who = append(least, int64(max(sp.Start, st.Read))), append(who, string(st.User))
 		}
 	}
 	if len(i) == 0 {
@@ -272,15 +277,15 @@ func (l *listed) state(s sight) store.ConversationState {
 		return store.ConversationState{Conversation: l.id}
 	}
 	out := store.ConversationState{
-		Conversation: l.id, Kind: l.kind, Name: l.leftName, Peer: l.peer(), Role: l.role,
-		Start: l.view.start(), Head: l.view.head(), Read: l.read, Delivered: l.here(), Unread: s.unread, Last: s.last,
+		Conversation: l.id, Kind: l.kind, Name: l.LeftName, Peer: l.peer(), Role: l.Role,
+		Start: l.View.Start(), Head: l.View.Head(), Read: l.Read, Delivered: l.Here(), Unread: s.unread, Last: s.last,
 	}
-	if l.present() { // who has left learns nothing of what came after
+	if l.Present() { // who has left learns nothing of what came after
 		out.Name, out.Closed, out.Members = l.name, l.closed, l.count
 	}
 	if l.other != nil {
-		l.other.view.log = l.view.log
-		m := l.other.public()
+		l.other.View.Log = l.View.Log
+		m := l.other.Public()
 		out.PeerMember = &m
 	}
 	return out
@@ -299,13 +304,13 @@ func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([
 		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxHeadUsers)
 	}
 	epoch := s.DataEpoch()
-	t, ok := parseToken(version)
-	if void := !ok || t.epoch != epoch; void {
-		t, users = token{}, nil
+	t, ok := tokens.Parse(version)
+	if void := !ok || t.Epoch != epoch; void {
+		t, users = rules.Token{}, nil
 	}
 	var horizon int64
 	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.UserHead, error) {
-		rows, err := c.Query(ctx, sqlHeads, texts(distinct(users)), t.since)
+		rows, err := c.Query(ctx, sqlHeads, rules.Texts(rules.Distinct(users)), t.Since)
 		if err != nil {
 			return nil, err
 		}
@@ -314,7 +319,7 @@ func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([
 	if err != nil {
 		return nil, "", fault(op, err)
 	}
-	return out, token{epoch: epoch, since: horizon}.String(), nil
+	return out, tokens.Format(rules.Token{Epoch: epoch, Since: horizon}), nil
 }
 
 func scanHeads(rows pgx.Rows, horizon *int64) ([]store.UserHead, error) {
@@ -347,8 +352,8 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 		if reader != "" {
 			if st, err := stayOf(ctx, c, op, conv, reader); err != nil {
 				return store.MemberPage{}, err
-			} else if !st.present() {
-				return store.MemberPage{}, notMember(op, conv)
+			} else if !st.Present() {
+				return store.MemberPage{}, rules.NotMember(op, conv)
 			}
 		}
 		return memberPage(ctx, c, op, conv, after, limit)
@@ -361,7 +366,7 @@ func memberPage(ctx context.Context, c *pgx.Conn, op string, conv im.Conversatio
 	var num int64
 	err = c.QueryRow(ctx, sqlGroup, string(conv)).Scan(&num, &p.Kind, &p.Count, &p.MemberVersion)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = notMember(op, conv)
+		err = rules.NotMember(op, conv)
 	}
 	if err != nil {
 		return p, err
@@ -381,7 +386,7 @@ func memberPage(ctx context.Context, c *pgx.Conn, op string, conv im.Conversatio
 		if err := scanStay(rows, &st); err != nil {
 			return p, err
 		}
-		p.Members = append(p.Members, st.public())
+		p.Members = append(p.Members, st.Public())
 	}
 	rows.Close()
 	return p, rows.Err()

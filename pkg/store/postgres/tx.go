@@ -9,7 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // tx is the transaction of one change of a conversation. The conversation's row
@@ -25,27 +25,9 @@ type tx struct {
 
 // conversation is a locked row of the table.
 type conversation struct {
-	num                 int64
-	id                  im.ConversationID
-	kind                clientv1.ConversationKind
-	name                string
-	closed, openHistory bool
-	head                im.Seq
-	count               int
-	memberVersion       int64
+	rules.Conversation
+	num int64
 }
-
-// member is a row of the table.
-type member struct {
-	user            im.UserID
-	role            clientv1.Role // unspecified = not present any more
-	view            view          // but for log, which is the conversation's
-	delivered, read im.Seq
-	leftName        string
-}
-
-// present reports whether m is a member now; m may be nil.
-func (m *member) present() bool { return m != nil && m.role != clientv1.Role_ROLE_UNSPECIFIED }
 
 // transact runs fn in a transaction on c and commits it. fn's error undoes
 // everything and is returned.
@@ -100,8 +82,9 @@ const sqlLock = `SELECT num, kind, name, closed, open_history, head, members, me
 
 // lock finds and locks a conversation; nil if there is none.
 func (t *tx) lock(id im.ConversationID) (*conversation, error) {
-	c := &conversation{id: id}
-	err := t.row(sqlLock, []any{string(id)}, &c.num, &c.kind, &c.name, &c.closed, &c.openHistory, &c.head, &c.count, &c.memberVersion)
+	c := &conversation{}
+	c.ID = id
+	err := t.row(sqlLock, []any{string(id)}, &c.num, &c.Kind, &c.Name, &c.Closed, &c.OpenHistory, &c.Head, &c.Count, &c.MemberVersion)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, t.begun()
 	}
@@ -116,7 +99,7 @@ const sqlAddConversation = `INSERT INTO conversation (id, kind, name, open_histo
 
 // add makes a new group from c; false if its id is taken.
 func (t *tx) add(c *conversation) (bool, error) {
-	err := t.row(sqlAddConversation, []any{string(c.id), c.kind, c.name, c.openHistory, t.xid}, &c.num)
+	err := t.row(sqlAddConversation, []any{string(c.ID), c.Kind, c.Name, c.OpenHistory, t.xid}, &c.num)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -128,7 +111,7 @@ const sqlFlush = `UPDATE conversation SET name = $2, closed = $3, head = $4, mem
 
 // flush writes c back.
 func (t *tx) flush(c *conversation) error {
-	_, err := t.exec(sqlFlush, c.num, c.name, c.closed, c.head, c.count, c.memberVersion, t.xid)
+	_, err := t.exec(sqlFlush, c.num, c.Name, c.Closed, c.Head, c.Count, c.MemberVersion, t.xid)
 	return err
 }
 
@@ -136,24 +119,24 @@ const sqlMembersOf = `SELECT user_id, role, start_seq, end_seq, earlier, cleared
   FROM member WHERE user_id = ANY ($1) AND conversation_id = $2 ORDER BY user_id FOR NO KEY UPDATE`
 
 // members finds and locks present and former members of c among users.
-func (t *tx) members(c *conversation, users ...im.UserID) (map[im.UserID]*member, error) {
-	rows, err := t.Query(t.ctx, sqlMembersOf, texts(users), string(c.id))
+func (t *tx) members(c *conversation, users ...im.UserID) (map[im.UserID]*rules.Member, error) {
+	rows, err := t.Query(t.ctx, sqlMembersOf, rules.Texts(users), string(c.ID))
 	if err != nil {
 		return nil, err
 	}
-	out := make(map[im.UserID]*member, len(users))
+	out := make(map[im.UserID]*rules.Member, len(users))
 	for rows.Next() {
-		m := &member{}
+		m := &rules.Member{}
 		var earlier []byte
-		err := rows.Scan(&m.user, &m.role, &m.view.last.start, &m.view.last.end, &earlier, &m.view.cleared, &m.delivered, &m.read, &m.leftName)
+		err := rows.Scan(&m.User, &m.Role, &m.View.Last.Start, &m.View.Last.End, &earlier, &m.View.Cleared, &m.Delivered, &m.Read, &m.LeftName)
 		if err == nil {
-			m.view.earlier, err = decodeSpans(earlier)
+			m.View.Earlier, err = rules.DecodeStretches(earlier)
 		}
 		if err != nil {
 			rows.Close()
 			return nil, err
 		}
-		out[m.user] = m
+		out[m.User] = m
 	}
 	return out, rows.Err()
 }
@@ -167,17 +150,18 @@ ON CONFLICT (user_id, conversation_id) DO UPDATE SET role = excluded.role, first
   read = excluded.read, left_name = excluded.left_name, version = excluded.version`
 
 // put stores members of c, which may be new.
-func (t *tx) put(c *conversation, members []*member) error {
+func (t *tx) put(c *conversation, members []rules.Member) error {
 	n := len(members)
 	users, left, roles, earlier := make([]string, n), make([]string, n), make([]int16, n), make([][]byte, n)
 	firsts, starts, ends, cleared, delivered, reads := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
-	for i, m := range members {
-		users[i], left[i], roles[i], earlier[i] = string(m.user), m.leftName, int16(m.role), encodeSpans(m.view.earlier)
-		firsts[i] = int64(m.view.first())
-		starts[i], ends[i], cleared[i] = int64(m.view.last.start), int64(m.view.last.end), int64(m.view.cleared)
-		delivered[i], reads[i] = int64(m.delivered), int64(m.read)
+	for i := range members {
+		m := &members[i]
+		users[i], left[i], roles[i], earlier[i] = string(m.User), m.LeftName, int16(m.Role), rules.EncodeStretches(m.View.Earlier)
+		firsts[i] = int64(m.View.First())
+		starts[i], ends[i], cleared[i] = int64(m.View.Last.Start), int64(m.View.Last.End), int64(m.View.Cleared)
+		delivered[i], reads[i] = int64(m.Delivered), int64(m.Read)
 	}
-	_, err := t.exec(sqlPutMembers, users, string(c.id), c.num, t.xid, roles, starts, ends, earlier, cleared, delivered, reads, left, firsts)
+	_, err := t.exec(sqlPutMembers, users, string(c.ID), c.num, t.xid, roles, starts, ends, earlier, cleared, delivered, reads, left, firsts)
 	return err
 }
 
@@ -189,15 +173,15 @@ const sqlStamp = `UPDATE slot SET newest_ms = greatest(newest_ms, $1) WHERE id =
 // insert writes the entry of a change behind the head of c, sets what the store
 // decides of it and writes c back.
 func (t *tx) insert(c *conversation, e *im.Entry) error {
-	e.Seq, e.PrevSeq, e.ServerTime = t.following(c), c.head, t.now
-	if e.Seq <= c.head {
-		return &overtaken{head: int64(c.head)}
+	e.Seq, e.PrevSeq, e.ServerTime = t.following(c), c.Head, t.now
+	if e.Seq <= c.Head {
+		return &overtaken{head: int64(c.Head)}
 	}
 	_, err := t.exec(sqlInsertEntry, c.num, e.Seq, int64(e.MessageID), e.ServerTime.UnixMilli(), int32(e.Seq-e.PrevSeq), int16(e.Kind), string(e.Sender), key(e.ClientMessageID), e.Change)
 	if err != nil {
 		return err
 	}
-	c.head = e.Seq
+	c.Head = e.Seq
 	if err := t.flush(c); err != nil {
 		return err
 	}

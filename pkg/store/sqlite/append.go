@@ -9,6 +9,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -77,7 +78,7 @@ func (t *tx) send(row *store.AppendRow) (store.AppendResult, error) {
 			return store.AppendResult{}, err
 		}
 		if ok {
-			return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, MemberVersion: c.memberVersion}, nil
+			return store.AppendResult{MessageID: e.MessageID, Seq: e.Seq, PrevSeq: e.PrevSeq, ServerTime: e.ServerTime, MemberVersion: c.MemberVersion}, nil
 		}
 	}
 	// Either the key is taken, or the sender may not write now: what is stored
@@ -102,7 +103,7 @@ const sqlStored = `SELECT seq, prev_seq, message_id, server_time_ms, body_hash F
 // stored answers a row whose key is taken as at first; if it is not, the
 // answer is otherwise.
 func (t *tx) stored(c *conversation, row *store.AppendRow, otherwise *im.Error) (store.AppendResult, error) {
-	r := store.AppendResult{Duplicate: true, MemberVersion: c.memberVersion}
+	r := store.AppendResult{Duplicate: true, MemberVersion: c.MemberVersion}
 	var ms int64
 	var hash []byte
 	err := t.row(sqlStored, []any{c.num, string(row.Sender), key(row.ClientMessageID)}, &r.Seq, &r.PrevSeq, &r.MessageID, &ms, &hash)
@@ -125,12 +126,12 @@ func (t *tx) mayWrite(c *conversation, sender im.UserID) (*im.Error, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !m.present() {
-			return notMember(opAppend, c.id), nil
+		if !m.Present() {
+			return rules.NotMember(opAppend, c.ID), nil
 		}
 	}
-	if c.closed {
-		return closed(opAppend, c.id), nil
+	if c.Closed {
+		return rules.Closed(opAppend, c.ID), nil
 	}
 	if peer := c.peer(sender); peer != "" && sender != "" {
 		return t.mayReach(peer, sender)
@@ -150,7 +151,7 @@ func (t *tx) mayReach(peer, sender im.UserID) (*im.Error, error) {
 // makeDirect makes the direct conversation that row is for, with both users.
 func (t *tx) makeDirect(row *store.AppendRow) (*conversation, error) {
 	if !row.Conversation.Direct() || row.Peer == "" || row.Sender == "" {
-		return nil, notMember(opAppend, row.Conversation)
+		return nil, rules.NotMember(opAppend, row.Conversation)
 	}
 	if row.Peer == row.Sender || protocol.DirectID(string(row.Sender), string(row.Peer)) != string(row.Conversation) {
 		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, opAppend, "%s is not the conversation of these users", row.Conversation)
@@ -160,26 +161,20 @@ func (t *tx) makeDirect(row *store.AppendRow) (*conversation, error) {
 	} else if refused != nil {
 		return nil, refused
 	}
-	c := &conversation{
-		id: row.Conversation, kind: clientv1.ConversationKind_CONVERSATION_KIND_DIRECT,
-		a: min(row.Sender, row.Peer), b: max(row.Sender, row.Peer),
-	}
+	c := &conversation{a: min(row.Sender, row.Peer), b: max(row.Sender, row.Peer)}
+	c.ID, c.Kind = row.Conversation, clientv1.ConversationKind_CONVERSATION_KIND_DIRECT
 	if err := t.add(c); err != nil {
 		return nil, err
 	}
 	for _, u := range []im.UserID{c.a, c.b} {
-		if err := t.join(c, u, clientv1.Role_ROLE_MEMBER, 0); err != nil {
+		if err := t.know(u); err != nil {
+			return nil, err
+		}
+		m := rules.Join(u, nil, clientv1.Role_ROLE_MEMBER, 0)
+		if err := t.put(c, &m); err != nil {
 			return nil, err
 		}
 	}
-	c.memberVersion++
+	c.Count, c.MemberVersion = 2, 1
 	return c, nil
-}
-
-func notMember(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_NOT_MEMBER, op, "not a member of %s", id)
-}
-
-func closed(op string, id im.ConversationID) *im.Error {
-	return refuse(clientv1.Reason_REASON_CONVERSATION_CLOSED, op, "%s is closed", id)
 }

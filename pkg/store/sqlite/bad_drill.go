@@ -9,6 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // early lets the caller go on before the transaction is durable, in the
@@ -50,7 +51,7 @@ func (s *Store) late(ctx context.Context, p *store.SyncPage) {
 	_ = s.read(ctx, func(c *conn) error {
 		n, err := c.commits()
 		if err == nil {
-			p.Token = token{epoch: s.w.epoch, since: n}.String()
+			p.Token = tokens.Format(rules.Token{Epoch: s.w.epoch, Since: n})
 			if n := len(p.TokenAfter); n > 0 {
 				p.TokenAfter[n-1] = p.Token
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -22,18 +23,12 @@ const (
 // conversation is a row of the table, as the writer's next transaction would
 // read it.
 type conversation struct {
+	rules.Conversation
 	num                  int64
-	id                   im.ConversationID
-	kind                 clientv1.ConversationKind
-	name                 string
-	closed, openHistory  bool
 	a, b                 im.UserID // direct: its users
-	head                 im.Seq
-	count                int
-	memberVersion        int64
 	version, headVersion int64
-	dirty                bool                  // on tx.dirty
-	members              map[im.UserID]*member // those looked up so far; nil = known to be none
+	dirty                bool                        // on tx.dirty
+	members              map[im.UserID]*rules.Member // those looked up so far; nil = known to be none
 	node                 *list.Element
 	weight               int // as counted by the cache
 }
@@ -41,24 +36,13 @@ type conversation struct {
 // peer is the other user of a direct conversation; "" for groups.
 func (c *conversation) peer(of im.UserID) im.UserID {
 	switch {
-	case c.kind != clientv1.ConversationKind_CONVERSATION_KIND_DIRECT:
+	case c.Kind != clientv1.ConversationKind_CONVERSATION_KIND_DIRECT:
 		return ""
 	case of == c.a:
 		return c.b
 	}
 	return c.a
 }
-
-// member is a row of the table.
-type member struct {
-	role            clientv1.Role // unspecified = not present any more
-	view            view          // but for log, which is the conversation's
-	delivered, read im.Seq
-	leftName        string
-}
-
-// present reports whether m is a member now; m may be nil.
-func (m *member) present() bool { return m != nil && m.role != clientv1.Role_ROLE_UNSPECIFIED }
 
 // cache holds recently used conversations and blocks.
 type cache struct {
@@ -82,7 +66,7 @@ func (h *cache) get(id im.ConversationID) *conversation {
 
 func (h *cache) add(c *conversation) {
 	c.node = h.order.PushFront(c)
-	h.convs[c.id] = c
+	h.convs[c.ID] = c
 	h.weigh(c)
 }
 
@@ -94,10 +78,10 @@ func (h *cache) weigh(c *conversation) {
 }
 
 func (h *cache) remove(c *conversation) {
-	if h.convs[c.id] != c {
+	if h.convs[c.ID] != c {
 		return
 	}
-	delete(h.convs, c.id)
+	delete(h.convs, c.ID)
 	h.order.Remove(c.node)
 	h.weight -= c.weight
 	c.weight = 0
@@ -122,9 +106,10 @@ func (t *tx) conversation(id im.ConversationID) (*conversation, error) {
 	if c := t.cache.get(id); c != nil {
 		return c, nil
 	}
-	c := &conversation{id: id, members: map[im.UserID]*member{}}
-	err := t.row(sqlConversation, []any{string(id)}, &c.num, &c.kind, &c.name, &c.closed, &c.openHistory, &c.a, &c.b,
-		&c.head, &c.count, &c.memberVersion, &c.version, &c.headVersion)
+	c := &conversation{members: map[im.UserID]*rules.Member{}}
+	c.ID = id
+	err := t.row(sqlConversation, []any{string(id)}, &c.num, &c.Kind, &c.Name, &c.Closed, &c.OpenHistory, &c.a, &c.b,
+		&c.Head, &c.Count, &c.MemberVersion, &c.version, &c.headVersion)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}
@@ -142,12 +127,12 @@ const sqlNum = `SELECT num FROM conversation WHERE id = ?`
 
 // add makes a new conversation from c.
 func (t *tx) add(c *conversation) error {
-	c.members = map[im.UserID]*member{}
-	_, err := t.exec(sqlAddConversation, string(c.id), c.kind, c.name, c.openHistory, string(c.a), string(c.b), t.version, t.version)
+	c.members = map[im.UserID]*rules.Member{}
+	_, err := t.exec(sqlAddConversation, string(c.ID), c.Kind, c.Name, c.OpenHistory, string(c.a), string(c.b), t.version, t.version)
 	if err != nil {
 		return err
 	}
-	if err := t.row(sqlNum, []any{string(c.id)}, &c.num); err != nil {
+	if err := t.row(sqlNum, []any{string(c.ID)}, &c.num); err != nil {
 		return err
 	}
 	t.cache.add(c)
@@ -169,7 +154,7 @@ const sqlFlush = `UPDATE conversation SET name = ?, closed = ?, head = ?, member
   head_version = ? WHERE num = ?`
 
 func (t *tx) flush(c *conversation) error {
-	_, err := t.exec(sqlFlush, c.name, c.closed, c.head, c.count, c.memberVersion, c.version, c.headVersion, c.num)
+	_, err := t.exec(sqlFlush, c.Name, c.Closed, c.Head, c.Count, c.MemberVersion, c.version, c.headVersion, c.num)
 	return err
 }
 
@@ -177,18 +162,18 @@ const sqlMember = `SELECT role, start_seq, end_seq, earlier, cleared, delivered,
   FROM member WHERE user_id = ? AND conversation_id = ?`
 
 // member finds a present or former member of c; nil if there is none.
-func (t *tx) member(c *conversation, user im.UserID) (*member, error) {
+func (t *tx) member(c *conversation, user im.UserID) (*rules.Member, error) {
 	if m, ok := c.members[user]; ok {
 		return m, nil
 	}
-	m := &member{}
+	m := &rules.Member{User: user}
 	var earlier []byte
-	err := t.row(sqlMember, []any{string(user), string(c.id)}, &m.role, &m.view.last.start, &m.view.last.end, &earlier,
-		&m.view.cleared, &m.delivered, &m.read, &m.leftName)
+	err := t.row(sqlMember, []any{string(user), string(c.ID)}, &m.Role, &m.View.Last.Start, &m.View.Last.End, &earlier,
+		&m.View.Cleared, &m.Delivered, &m.Read, &m.LeftName)
 	if errors.Is(err, sql.ErrNoRows) {
 		m, err = nil, nil
 	} else if err == nil {
-		m.view.earlier, err = decodeSpans(earlier)
+		m.View.Earlier, err = rules.DecodeStretches(earlier)
 	}
 	if err != nil {
 		return nil, err
@@ -198,7 +183,7 @@ func (t *tx) member(c *conversation, user im.UserID) (*member, error) {
 }
 
 // remember keeps m in memory.
-func (t *tx) remember(c *conversation, user im.UserID, m *member) {
+func (t *tx) remember(c *conversation, user im.UserID, m *rules.Member) {
 	if len(c.members) >= cacheMembers {
 		clear(c.members)
 	}
@@ -214,18 +199,18 @@ ON CONFLICT (user_id, conversation_id) DO UPDATE SET role = excluded.role, start
 
 // put stores m, which may be new, and drops what memory holds of c should the
 // transaction fail.
-func (t *tx) put(c *conversation, user im.UserID, m *member) error {
+func (t *tx) put(c *conversation, m *rules.Member) error {
 	t.changed = true
 	if !c.dirty { // the row of c stays as it is, but its members in memory change
 		c.dirty = true
 		t.dirty = append(t.dirty, c)
 	}
-	_, err := t.exec(sqlPutMember, string(user), string(c.id), c.num, m.role, m.view.last.start, m.view.last.end,
-		encodeSpans(m.view.earlier), m.view.cleared, m.delivered, m.read, m.leftName, t.version)
+	_, err := t.exec(sqlPutMember, string(m.User), string(c.ID), c.num, m.Role, m.View.Last.Start, m.View.Last.End,
+		rules.EncodeStretches(m.View.Earlier), m.View.Cleared, m.Delivered, m.Read, m.LeftName, t.version)
 	if err != nil {
 		return err
 	}
-	t.remember(c, user, m)
+	t.remember(c, m.User, m)
 	return nil
 }
 

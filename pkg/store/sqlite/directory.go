@@ -57,7 +57,7 @@ func (s *Store) PutUser(ctx context.Context, id im.UserID) (store.User, error) {
 	if !errors.Is(err, store.ErrNotFound) {
 		return u, err
 	}
-	u, err = s.intake.put(ctx, id)
+	u, err = s.intake.Put(ctx, id)
 	if err != nil {
 		return store.User{}, fault(op, err)
 	}

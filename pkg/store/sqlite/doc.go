@@ -21,7 +21,6 @@
 // that is older than this file, or has lost it, was restored from a copy: it
 // gets a new data_epoch. The same file is the lock against a second process.
 //
-// Visibility. A member sees stretches (start, end] of the log, one for each
-// stay, above the border of a cleared history. A group with open history shows
-// everything to everyone who is in it, also to those who return.
+// Rules. What a member sees and what a change does to a group is decided in
+// pkg/store/rules, as for every driver.
 package sqlite

@@ -15,6 +15,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // source is a store.Source: the database of a node that does not run.
@@ -270,10 +271,8 @@ func scanMemberRow(b *store.Batch, scan func(...any) error) ([]string, error) {
 	if err := scan(&r.User, &r.Conversation, &r.Conv, &r.Role, &r.Start, &r.End, &earlier, &r.Cleared, &r.Delivered, &r.Read, &r.LeftName); err != nil {
 		return nil, err
 	}
-	spans, err := decodeSpans(earlier)
-	for _, s := range spans {
-		r.Earlier = append(r.Earlier, store.Stretch{Start: s.start, End: s.end})
-	}
+	var err error
+	r.Earlier, err = rules.DecodeStretches(earlier)
 	b.Members = append(b.Members, r)
 	return []string{string(r.User), string(r.Conversation)}, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -76,9 +77,7 @@ func unkey(v any) im.ClientMessageID {
 // stay is where a user stands in a conversation, read for an answer.
 type stay struct {
 	conversation
-	member
-	id   im.ConversationID
-	user im.UserID
+	rules.Member
 }
 
 const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
@@ -89,19 +88,16 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 // scanStay reads stayColumns.
 func scanStay(scan func(...any) error, s *stay) error {
 	var earlier []byte
-	v := &s.view
-	err := scan(&s.user, &s.id, &s.role, &v.last.start, &v.last.end, &earlier, &v.cleared, &s.delivered, &s.read,
-		&s.leftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &s.head, &s.count, &s.memberVersion)
+	v := &s.View
+	err := scan(&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
+		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.Count, &s.MemberVersion)
 	if err != nil {
 		return err
 	}
-	v.log = s.head
-	v.earlier, err = decodeSpans(earlier)
+	v.Log = s.Head
+	v.Earlier, err = rules.DecodeStretches(earlier)
 	return err
 }
-
-// here is how far the user has what is sent; it begins at the start.
-func (s *stay) here() im.Seq { return max(s.delivered, s.view.start()) }
 
 const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id = ?`
 
@@ -115,16 +111,16 @@ func (c *conn) stayOf(op string, conv im.ConversationID, user im.UserID) (*stay,
 		return nil, err
 	}
 	if s.num == 0 {
-		return nil, notMember(op, conv)
+		return nil, rules.NotMember(op, conv)
 	}
 	return &s, nil
 }
 
 // log finds a conversation for the system. Errors: not_member.
-func (c *conn) log(op string, conv im.ConversationID) (num int64, v view, err error) {
-	err = c.row(`SELECT num, head FROM conversation WHERE id = ?`, []any{string(conv)}, &num, &v.log)
+func (c *conn) log(op string, conv im.ConversationID) (num int64, v rules.View, err error) {
+	err = c.row(`SELECT num, head FROM conversation WHERE id = ?`, []any{string(conv)}, &num, &v.Log)
 	if errors.Is(err, sql.ErrNoRows) {
-		err = notMember(op, conv)
+		err = rules.NotMember(op, conv)
 	}
 	return num, v, err
 }
@@ -137,7 +133,7 @@ func (s *Store) History(ctx context.Context, q store.HistoryQuery) (store.Histor
 	var page store.HistoryPage
 	err := s.read(ctx, func(c *conn) error {
 		var num int64
-		var v view
+		var v rules.View
 		if q.Reader == "" {
 			var err error
 			if num, v, err = c.log(op, q.Conversation); err != nil {
@@ -148,7 +144,7 @@ func (s *Store) History(ctx context.Context, q store.HistoryQuery) (store.Histor
 			if err != nil {
 				return err
 			}
-			num, v = st.num, st.view
+			num, v = st.num, st.View
 		}
 		var err error
 		page, err = c.page(ctx, num, v, q)
@@ -166,8 +162,8 @@ const (
 var errFull = errors.New("page is full")
 
 // page reads the entries of the query that v shows.
-func (c *conn) page(ctx context.Context, num int64, v view, q store.HistoryQuery) (store.HistoryPage, error) {
-	spans, query := v.within(q.After, q.Before), sqlUp
+func (c *conn) page(ctx context.Context, num int64, v rules.View, q store.HistoryQuery) (store.HistoryPage, error) {
+	spans, query := v.Within(q.After, q.Before), sqlUp
 	if q.Backward {
 		slices.Reverse(spans)
 		query = sqlDn
@@ -191,7 +187,7 @@ func (c *conn) page(ctx context.Context, num int64, v view, q store.HistoryQuery
 	}
 	p.End = true
 	for _, s := range spans {
-		err := c.each(ctx, query, []any{num, s.start, s.end, q.Limit + 1 - len(p.Entries)}, take)
+		err := c.each(ctx, query, []any{num, s.Start, s.End, q.Limit + 1 - len(p.Entries)}, take)
 		if errors.Is(err, errFull) {
 			p.End = false
 			break
@@ -203,23 +199,8 @@ func (c *conn) page(ctx context.Context, num int64, v view, q store.HistoryQuery
 	if q.Backward {
 		slices.Reverse(p.Entries)
 	}
-	p.CompleteFrom, p.CompleteTo = complete(p, v, q)
+	p.CompleteFrom, p.CompleteTo = v.Complete(p, q)
 	return p, nil
-}
-
-// complete is the range in which the page has everything.
-func complete(p store.HistoryPage, v view, q store.HistoryQuery) (from, to im.Seq) {
-	from, to = q.After+1, v.head()
-	if q.Before != 0 {
-		to = min(to, q.Before-1)
-	}
-	if p.End {
-		return from, to
-	}
-	if q.Backward {
-		return p.Entries[0].Seq, to
-	}
-	return from, p.Entries[len(p.Entries)-1].Seq
 }
 
 const sqlEntry = `SELECT ` + entryColumns + ` FROM entry
@@ -243,9 +224,9 @@ const sqlUnread = `SELECT count(*) FROM (SELECT 1 FROM entry WHERE conv = ? AND 
 
 // unread counts what the user of s has not read.
 func (c *conn) unread(s *stay) (n int, err error) {
-	for _, seen := range s.view.within(s.read, 0) {
+	for _, seen := range s.View.Within(s.Read, 0) {
 		var more int
-		if err := c.row(sqlUnread, []any{s.num, seen.start, seen.end, string(s.user), store.MaxUnread - n}, &more); err != nil {
+		if err := c.row(sqlUnread, []any{s.num, seen.Start, seen.End, string(s.User), store.MaxUnread - n}, &more); err != nil {
 			return 0, err
 		}
 		if n += more; n == store.MaxUnread {
@@ -259,10 +240,10 @@ const sqlLast = `SELECT ` + entryColumns + ` FROM entry WHERE conv = ? AND seq >
 
 // last finds the newest message that the user of s may see; nil if none.
 func (c *conn) last(ctx context.Context, s *stay) (*im.Entry, error) {
-	spans := s.view.within(0, 0)
+	spans := s.View.Within(0, 0)
 	for i := len(spans) - 1; i >= 0; i-- {
 		var e im.Entry
-		err := c.each(ctx, sqlLast, []any{s.num, spans[i].start, spans[i].end, clientv1.EntryKind_ENTRY_KIND_MESSAGE},
+		err := c.each(ctx, sqlLast, []any{s.num, spans[i].Start, spans[i].End, clientv1.EntryKind_ENTRY_KIND_MESSAGE},
 			func(scan func(...any) error) error { return scanEntry(scan, &e) })
 		if err != nil {
 			return nil, err

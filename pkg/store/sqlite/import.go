@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // target is a store.Target.
@@ -159,11 +160,7 @@ func (t *tx) importRows(b *store.Batch) (err error) {
 		put(sqlAddCreation, string(r.Actor), key(r.RequestID), r.Conv)
 	}
 	for _, r := range b.Members {
-		var earlier []span
-		for _, s := range r.Earlier {
-			earlier = append(earlier, span{s.Start, s.End})
-		}
-		put(sqlPutMember, string(r.User), string(r.Conversation), r.Conv, r.Role, r.Start, r.End, encodeSpans(earlier), r.Cleared,
+		put(sqlPutMember, string(r.User), string(r.Conversation), r.Conv, r.Role, r.Start, r.End, rules.EncodeStretches(r.Earlier), r.Cleared,
 			r.Delivered, r.Read, r.LeftName, t.version)
 	}
 	for i := range b.Entries {

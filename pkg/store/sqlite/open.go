@@ -76,7 +76,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{w: w, readers: make(chan *conn, readers), intake: intake{run: w.run}}
+	s := &Store{w: w, readers: make(chan *conn, readers)}
+	s.intake.Know = s.knowAll
 	for range readers {
 		c := &conn{db: rdb}
 		s.all = append(s.all, c)

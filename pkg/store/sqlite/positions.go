@@ -6,6 +6,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -23,16 +24,16 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 // position reads where a present member stands. Errors: not_member.
 func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (store.Position, error) {
 	st, err := c.stayOf(op, conv, user)
-	if err == nil && !st.present() {
-		err = notMember(op, conv)
+	if err == nil && !st.Present() {
+		err = rules.NotMember(op, conv)
 	}
 	if err != nil {
 		return store.Position{}, err
 	}
 	n, err := c.unread(st)
 	return store.Position{
-		Conversation: conv, User: user, Delivered: st.here(), Read: st.read, Start: st.view.start(), Head: st.view.head(),
-		Unread: n, Members: st.count, Kind: st.kind, Peer: st.peer(user),
+		Conversation: conv, User: user, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
+		Unread: n, Members: st.Count, Kind: st.Kind, Peer: st.peer(user),
 	}, err
 }
 
@@ -81,19 +82,19 @@ func (t *tx) move(p *store.Position) error {
 		return err
 	}
 	m, err := t.member(c, p.User)
-	if err != nil || !m.present() {
+	if err != nil || !m.Present() {
 		return err
 	}
 	next := *m
-	next.read = max(m.read, min(p.Read, c.head))
-	next.delivered = max(m.delivered, m.view.start(), next.read, min(p.Delivered, c.head))
-	if next.read == m.read && next.delivered == max(m.delivered, m.view.start()) {
+	next.Read = max(m.Read, min(p.Read, c.Head))
+	next.Delivered = max(m.Delivered, m.View.Start(), next.Read, min(p.Delivered, c.Head))
+	if next.Read == m.Read && next.Delivered == max(m.Delivered, m.View.Start()) {
 		return nil
 	}
-	if c.kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT {
+	if c.Kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT {
 		t.touch(c) // the peer's list shows it
 	}
-	return t.put(c, p.User, &next)
+	return t.put(c, &next)
 }
 
 // ClearHistory is store.Membership's.
@@ -105,22 +106,22 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 		if err != nil {
 			return err
 		}
-		var m *member
+		var m *rules.Member
 		if c != nil {
 			if m, err = t.member(c, user); err != nil {
 				return err
 			}
 		}
-		if !m.present() {
-			return notMember(op, conv)
+		if !m.Present() {
+			return rules.NotMember(op, conv)
 		}
 		next := *m
-		next.view.cleared = max(m.view.cleared, min(seq, c.head))
-		start = next.view.start()
-		if next.view.cleared == m.view.cleared {
+		next.View.Cleared = max(m.View.Cleared, min(seq, c.Head))
+		start = next.View.Start()
+		if next.View.Cleared == m.View.Cleared {
 			return nil
 		}
-		return t.put(c, user, &next)
+		return t.put(c, &next)
 	})
 	if err != nil {
 		return 0, fault(op, err)

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/imdhq/imd/pkg/im"
 )
 
@@ -33,52 +31,6 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestWithin(t *testing.T) {
-	twice := view{earlier: []span{{2, 6}}, last: span{start: 9}, log: 15}
-	tests := []struct {
-		name          string
-		v             view
-		after, before im.Seq
-		want          []span
-	}{
-		{"the system sees all", all(9), 0, 0, []span{{0, 9}}},
-		{"an empty log", all(0), 0, 0, nil},
-		{"both stays", twice, 0, 0, []span{{2, 6}, {9, 15}}},
-		{"between them", twice, 6, 10, nil},
-		{"across", twice, 4, 12, []span{{4, 6}, {9, 11}}},
-		{"above the head", twice, 15, 0, nil},
-		{"cleared in the first stay", view{earlier: twice.earlier, last: twice.last, cleared: 4, log: 15}, 0, 0, []span{{4, 6}, {9, 15}}},
-		{"cleared all", view{last: span{}, cleared: 15, log: 15}, 0, 0, nil},
-		{"has left", view{last: span{3, 8}, log: 15}, 0, 0, []span{{3, 8}}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.v.within(tt.after, tt.before); fmt.Sprint(got) != fmt.Sprint(tt.want) {
-				t.Errorf("within() = %v, want %v", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestSpansRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var in []span
-		for range rapid.IntRange(0, 5).Draw(t, "n") {
-			in = append(in, span{im.Seq(rapid.Int64Range(0, 1<<53).Draw(t, "start")), im.Seq(rapid.Int64Range(0, 1<<53).Draw(t, "end"))})
-		}
-		b := encodeSpans(in)
-		out, err := decodeSpans(b)
-		if err != nil || fmt.Sprint(out) != fmt.Sprint(in) {
-			t.Fatalf("%v became %v, %v", in, out, err)
-		}
-		if len(b) > 0 {
-			if _, err := decodeSpans(b[:len(b)-1]); err == nil {
-				t.Fatal("a cut list was accepted")
-			}
-		}
-	})
-}
-
 func TestKeyRoundTrip(t *testing.T) {
 	for _, id := range []im.ClientMessageID{
 		"5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01", "5F0C6F0E-8A5B-4C1E-9D27-3B1F6A2E7C01", "x",
@@ -91,20 +43,4 @@ func TestKeyRoundTrip(t *testing.T) {
 	if _, packed := key("5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01").([]byte); !packed {
 		t.Error("a UUID is not packed")
 	}
-}
-
-func FuzzToken(f *testing.F) {
-	f.Add(token{"epoch", 3, 9, "g_1"}.String())
-	f.Add("t40")
-	f.Add("AQA")
-	f.Fuzz(func(t *testing.T, s string) {
-		got, ok := parseToken(s)
-		if !ok {
-			return
-		}
-		again, ok := parseToken(got.String())
-		if !ok || again != got {
-			t.Errorf("%q: %+v became %+v", s, got, again)
-		}
-	})
 }

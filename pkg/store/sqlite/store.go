@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 )
 
 // Options say which database to open.
@@ -27,7 +28,7 @@ type Store struct {
 	w       *writer
 	readers chan *conn // those that are free
 	all     []*conn    // every reader
-	intake  intake
+	intake  rules.Intake
 	closing atomic.Bool
 }
 

@@ -10,8 +10,12 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
+
+// tokens are this driver's. They count commits.
+const tokens rules.Tokens = 1
 
 // Sync is store.Reader's. The walk lists, in order of conversation ids, what
 // changed after the commit its token names. What changes while it goes on has
@@ -25,15 +29,15 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 		if err != nil {
 			return err
 		}
-		t, ok := parseToken(q.Token)
-		if void := !ok || t.epoch != s.w.epoch || t.since > commits || t.upto > commits; void {
-			t = token{epoch: s.w.epoch}
+		t, ok := tokens.Parse(q.Token)
+		if void := !ok || t.Epoch != s.w.epoch || t.Since > commits || t.Upto > commits; void {
+			t = rules.Token{Epoch: s.w.epoch}
 			if q.Token != "" {
 				q.Cursors = nil // they are of the other history too
 			}
 		}
-		if t.upto == 0 {
-			t.upto = commits
+		if t.Upto == 0 {
+			t.Upto = commits
 		}
 		page, err = c.walk(ctx, q, t)
 		return err
@@ -51,7 +55,7 @@ func (c *conn) commits() (n int64, err error) {
 }
 
 // walk returns the page that begins behind t.
-func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.SyncPage, error) {
+func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token) (store.SyncPage, error) {
 	stays, err := c.changed(ctx, q, t)
 	if err != nil {
 		return store.SyncPage{}, err
@@ -61,8 +65,8 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.Sync
 		return store.SyncPage{}, err
 	}
 	stays = append(stays, asked...)
-	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.id), string(b.id)) })
-	p := store.SyncPage{Full: t.since == 0}
+	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	p := store.SyncPage{Full: t.Since == 0}
 	if p.More = len(stays) > q.Limit; p.More {
 		stays = stays[:q.Limit]
 	}
@@ -76,13 +80,13 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t token) (store.Sync
 			return store.SyncPage{}, err
 		}
 		p.States = append(p.States, state)
-		p.TokenAfter = append(p.TokenAfter, token{t.epoch, t.since, t.upto, st.id}.String())
+		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.ID}))
 	}
 	if p.More {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
 		return p, nil
 	}
-	p.Token = token{epoch: t.epoch, since: t.upto}.String()
+	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
@@ -94,8 +98,8 @@ func (c *conn) pageOf(ctx context.Context, st *stay, q store.SyncQuery, room *in
 	if q.MaxBytes > 0 && *room <= 0 {
 		return nil, nil
 	}
-	have, known := q.Cursors[st.id]
-	p, err := c.page(ctx, st.num, st.view, store.HistoryQuery{
+	have, known := q.Cursors[st.ID]
+	p, err := c.page(ctx, st.num, st.View, store.HistoryQuery{
 		After: max(have, 0), Limit: min(q.Entries, store.MaxPage), Backward: !known, MaxBytes: max(*room, 0),
 	})
 	for i := range p.Entries {
@@ -112,9 +116,9 @@ const sqlChanged = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? A
 
 // changed are the next conversations of the walk that have changed, one more
 // than fits on the page if there are more.
-func (c *conn) changed(ctx context.Context, q store.SyncQuery, t token) ([]*stay, error) {
+func (c *conn) changed(ctx context.Context, q store.SyncQuery, t rules.Token) ([]*stay, error) {
 	var out []*stay
-	err := c.each(ctx, sqlChanged, []any{string(q.User), string(t.after), t.since, t.since, q.Limit + 1}, func(scan func(...any) error) error {
+	err := c.each(ctx, sqlChanged, []any{string(q.User), string(t.After), t.Since, t.Since, q.Limit + 1}, func(scan func(...any) error) error {
 		st := &stay{}
 		out = append(out, st)
 		return scanStay(scan, st)
@@ -127,15 +131,15 @@ const sqlAsked = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ?
 
 // asked are the conversations beyond the token that a cursor brings into the
 // walk: there is something above it, or the user is not in it (any more).
-func (c *conn) asked(ctx context.Context, q store.SyncQuery, t token, already []*stay) ([]*stay, error) {
+func (c *conn) asked(ctx context.Context, q store.SyncQuery, t rules.Token, already []*stay) ([]*stay, error) {
 	open := map[im.ConversationID]bool{}
 	for id := range q.Cursors {
-		if id > t.after {
+		if id > t.After {
 			open[id] = true
 		}
 	}
 	for _, st := range already {
-		delete(open, st.id)
+		delete(open, st.ID)
 	}
 	if len(open) == 0 {
 		return nil, nil
@@ -146,14 +150,16 @@ func (c *conn) asked(ctx context.Context, q store.SyncQuery, t token, already []
 		if err := scanStay(scan, st); err != nil {
 			return err
 		}
-		delete(open, st.id)
-		if !st.present() || st.view.head() > q.Cursors[st.id] {
+		delete(open, st.ID)
+		if !st.Present() || st.View.Head() > q.Cursors[st.ID] {
 			out = append(out, st)
 		}
 		return nil
 	})
 	for id := range open {
-		out = append(out, &stay{id: id, user: q.User}) // never was a member, or no such conversation
+		st := &stay{} // never was a member, or no such conversation
+		st.ID, st.User = id, q.User
+		out = append(out, st)
 	}
 	return out, err
 }
@@ -171,14 +177,14 @@ func jsonList[K ~string](m map[K]bool) string {
 // state is what the user of st sees of its conversation.
 func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, error) {
 	if st.num == 0 {
-		return store.ConversationState{Conversation: st.id}, nil
+		return store.ConversationState{Conversation: st.ID}, nil
 	}
 	out := store.ConversationState{
-		Conversation: st.id, Kind: st.kind, Name: st.leftName, Peer: st.peer(st.user), Role: st.role,
-		Start: st.view.start(), Head: st.view.head(), Read: st.read, Delivered: st.here(),
+		Conversation: st.ID, Kind: st.Kind, Name: st.LeftName, Peer: st.peer(st.User), Role: st.Role,
+		Start: st.View.Start(), Head: st.View.Head(), Read: st.Read, Delivered: st.Here(),
 	}
-	if st.present() { // who has left learns nothing of what came after
-		out.Name, out.Closed, out.Members = st.name, st.closed, st.count
+	if st.Present() { // who has left learns nothing of what came after
+		out.Name, out.Closed, out.Members = st.Name, st.Closed, st.Count
 	}
 	var err error
 	if out.Unread, err = c.unread(st); err != nil {
@@ -188,19 +194,14 @@ func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, er
 		return out, err
 	}
 	if out.Peer != "" {
-		peer, err := c.stayOf("store.Sync", st.id, out.Peer)
+		peer, err := c.stayOf("store.Sync", st.ID, out.Peer)
 		if err != nil {
 			return out, err
 		}
-		m := peer.public()
+		m := peer.Public()
 		out.PeerMember = &m
 	}
 	return out, nil
-}
-
-// public is the member as others may see it.
-func (s *stay) public() store.Member {
-	return store.Member{User: s.user, Role: s.role, Start: s.view.since(), Delivered: s.here(), Read: s.read}
 }
 
 const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END
@@ -222,16 +223,16 @@ func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([
 		if err != nil {
 			return err
 		}
-		next = token{epoch: s.w.epoch, since: commits}.String()
-		t, ok := parseToken(version)
-		if !ok || t.epoch != s.w.epoch || t.since > commits || t.since == commits || len(users) == 0 {
+		next = tokens.Format(rules.Token{Epoch: s.w.epoch, Since: commits})
+		t, ok := tokens.Parse(version)
+		if !ok || t.Epoch != s.w.epoch || t.Since > commits || t.Since == commits || len(users) == 0 {
 			return nil
 		}
 		set := make(map[im.UserID]bool, len(users))
 		for _, u := range users {
 			set[u] = true
 		}
-		return c.each(ctx, sqlHeads, []any{jsonList(set), t.since, t.since}, func(scan func(...any) error) error {
+		return c.each(ctx, sqlHeads, []any{jsonList(set), t.Since, t.Since}, func(scan func(...any) error) error {
 			var h store.UserHead
 			err := scan(&h.User, &h.Conversation, &h.Seq)
 			out = append(out, h)
@@ -255,14 +256,14 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 		if reader != "" {
 			if st, err := c.stayOf(op, conv, reader); err != nil {
 				return err
-			} else if !st.present() {
-				return notMember(op, conv)
+			} else if !st.Present() {
+				return rules.NotMember(op, conv)
 			}
 		}
 		var num int64
 		err := c.row(sqlGroup, []any{string(conv)}, &num, &p.Kind, &p.Count, &p.MemberVersion)
 		if errors.Is(err, sql.ErrNoRows) {
-			return notMember(op, conv)
+			return rules.NotMember(op, conv)
 		}
 		if err != nil {
 			return err
@@ -277,7 +278,7 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 			if err := scanStay(scan, &st); err != nil {
 				return err
 			}
-			p.Members = append(p.Members, st.public())
+			p.Members = append(p.Members, st.Public())
 			return nil
 		})
 	})

@@ -228,7 +228,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?) ON CONFLICT DO NOTHING`
 // insert writes e behind the head of c and sets its seq, predecessor and time.
 // It returns false if its key or its seq is taken; nothing has changed then.
 func (t *tx) insert(c *conversation, e *entry) (bool, error) {
-	e.Seq, e.PrevSeq, e.ServerTime = c.head+1, c.head, t.now
+	e.Seq, e.PrevSeq, e.ServerTime = c.Head+1, c.Head, t.now
 	n, err := t.exec(sqlInsertEntry, c.num, e.Seq, e.PrevSeq, e.Kind, e.Countable, string(e.Sender), e.MessageID,
 		key(e.ClientMessageID), e.ServerTime.UnixMilli(), e.TargetSeq, e.hash, e.Change, e.Content)
 	if err != nil || n == 0 {
@@ -236,7 +236,7 @@ func (t *tx) insert(c *conversation, e *entry) (bool, error) {
 	}
 	t.touch(c)
 	t.newest = max(t.newest, t.now.UnixMilli())
-	c.head, c.headVersion = e.Seq, t.version
+	c.Head, c.headVersion = e.Seq, t.version
 	return true, nil
 }
 
@@ -249,13 +249,13 @@ func (t *tx) heal(c *conversation) (bool, error) {
 	if err := t.row(sqlTop, []any{c.num}, &top); err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return false, err
 	}
-	if top <= c.head {
+	if top <= c.Head {
 		return false, nil
 	}
-	t.log.Error("head of a conversation was behind its log", obs.Conv(c.id), obs.Seq(top),
-		zap.Int64("head", int64(c.head)))
+	t.log.Error("head of a conversation was behind its log", obs.Conv(c.ID), obs.Seq(top),
+		zap.Int64("head", int64(c.Head)))
 	t.touch(c)
-	c.head, c.headVersion = top, t.version
+	c.Head, c.headVersion = top, t.version
 	return true, nil
 }
 
@@ -263,7 +263,7 @@ func (t *tx) heal(c *conversation) (bool, error) {
 // is taken.
 func (t *tx) number(c *conversation, make func(im.Seq) *entry) (*entry, bool, error) {
 	for range 2 {
-		e := make(c.head + 1)
+		e := make(c.Head + 1)
 		if ok, err := t.insert(c, e); ok || err != nil {
 			return e, ok, err
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -205,7 +206,8 @@ func TestReconnect(t *testing.T) {
 func TestCacheBounds(t *testing.T) {
 	h := newCache()
 	for n := range 3 {
-		c := &conversation{id: im.ConversationID(rune('a' + n)), members: map[im.UserID]*member{}}
+		c := &conversation{members: map[im.UserID]*rules.Member{}}
+		c.ID = im.ConversationID(rune('a' + n))
 		h.add(c)
 		for i := range cacheWeight / 3 {
 			c.members[im.UserID(anyText(i))] = nil

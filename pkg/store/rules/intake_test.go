@@ -1,0 +1,75 @@
+package rules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+)
+
+// Users who come while a transaction is under way wait for the next one
+// together, and each gets its own row.
+func TestIntake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var batches []int
+		q := &Intake{Know: func(_ context.Context, ids []im.UserID) (map[im.UserID]store.User, error) {
+			batches = append(batches, len(ids))
+			time.Sleep(time.Second)
+			out := map[im.UserID]store.User{}
+			for _, id := range ids {
+				out[id] = store.User{ID: id, Created: time.Now()}
+			}
+			return out, nil
+		}}
+		var wg sync.WaitGroup
+		put := func(i int) {
+			wg.Go(func() {
+				id := im.UserID(fmt.Sprint("u", i))
+				if u, err := q.Put(t.Context(), id); err != nil || u.ID != id || u.Created.IsZero() {
+					t.Errorf("put: %+v, %v", u, err)
+				}
+			})
+		}
+		put(0)
+		synctest.Wait()
+		for i := range intakeRows + 1 {
+			put(i)
+		}
+		wg.Wait()
+		if fmt.Sprint(batches) != fmt.Sprint([]int{1, intakeRows, 1}) {
+			t.Errorf("batches of %v", batches)
+		}
+	})
+}
+
+// One whose time is over hears that the outcome is open; the others hear what
+// the transaction says, which ends by itself.
+func TestIntakeWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &Intake{Know: func(ctx context.Context, _ []im.UserID) (map[im.UserID]store.User, error) {
+			<-ctx.Done()
+			return nil, store.ErrFull
+		}}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), intakeTime/2)
+			defer cancel()
+			if _, err := q.Put(ctx, "a"); !errors.Is(err, store.ErrUnknownOutcome) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("put: %v", err)
+			}
+		})
+		wg.Go(func() {
+			if _, err := q.Put(t.Context(), "a"); !errors.Is(err, store.ErrFull) {
+				t.Errorf("put: %v", err)
+			}
+		})
+		wg.Wait()
+		time.Sleep(2 * intakeTime) // until nothing is written any more
+	})
+}
