@@ -21,6 +21,9 @@ const (
 	tries = 3
 	// pause is how long to wait before the second try; then twice as long.
 	pause = 50 * time.Millisecond
+	// maxPause is the longest pause before another try to deliver. A gateway takes
+	// sessions before all nodes have heard of it: 1.5 s of tries outlast the news.
+	maxPause = 16 * pause
 	// chunk is the most sessions one delivery names.
 	chunk = 500
 )

@@ -168,10 +168,10 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 		req.Deliveries[i] = d.Delivery
 	}
 	res, err := s.d.Gateway(node).Deliver(ctx, req)
-	if err != nil && im.Retryable(err) && ctx.Err() == nil {
+	for wait := pause; wait <= maxPause && err != nil && im.Retryable(err) && ctx.Err() == nil; wait *= 2 {
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(wait):
 			res, err = s.d.Gateway(node).Deliver(ctx, req)
 		}
 	}
