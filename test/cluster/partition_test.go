@@ -81,7 +81,7 @@ func TestPartitionedMember(t *testing.T) {
 		t.Logf("%d of %d met silence and went on elsewhere", resynced(hasty, control.ResyncStale), len(hasty))
 		hosts[at].Heal()
 		free = append(append(free, hasty...), pinned, alert)
-		all(30*time.Second, free...)
+		all(time.Minute, free...) // the member finds the others again first, between tries that the network swallowed
 		for _, f := range free {
 			f.journal.ordered(t, f.who)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -81,6 +82,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"gateway.ping_interval", "gateway.pong_timeout"}, heartbeat},
 		{[]string{"gateway.redeliver_after", "gateway.redeliver_count"}, redelivery},
 		{[]string{"gateway.login.mode", "gateway.login.multi", "gateway.login.same_class"}, logins},
+		{append(ofClasses("gateway.login.%s.mode", "gateway.login.%s.multi"), "gateway.login.total"), classLogins},
 		{[]string{"gateway.limits.user_rate", "gateway.limits.user_burst", "rate.factor"}, userRate},
 		{[]string{"gateway.limits.conversation_rate", "gateway.limits.conversation_burst"}, conversationRate},
 		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
@@ -173,6 +175,35 @@ func logins(t *testing.T, l live) {
 	l.session("log", "t", "tablet")
 	other.WaitClosed(testenv.Patience)
 	web.WaitClosed(testenv.Patience)
+}
+
+// ofClasses is the keys of every device class.
+func ofClasses(patterns ...string) (keys []string) {
+	for _, c := range im.Classes() {
+		for _, p := range patterns {
+			keys = append(keys, fmt.Sprintf(p, c))
+		}
+	}
+	return keys
+}
+
+func classLogins(t *testing.T, l live) {
+	for _, c := range im.Classes() {
+		class, user := string(c), "cls-"+string(c)
+		first := l.session(user, "1", class)
+		l.set("gateway.login."+class+".multi", "1")
+		l.session(user, "2", class)
+		first.WaitClosed(testenv.Patience)
+		l.set("gateway.login."+class+".mode", "reject_new")
+		if _, f := l.hello(user, "3", class); f.GetWelcome() != nil {
+			t.Errorf("a login of class %s was let in under reject_new", class)
+		}
+		l.set("gateway.login."+class+".multi", "", "gateway.login."+class+".mode", "")
+	}
+	first := l.session("cls-total", "1", "phone")
+	l.set("gateway.login.total", "1")
+	l.session("cls-total", "2", "web")
+	first.WaitClosed(testenv.Patience)
 }
 
 func userRate(t *testing.T, l live) {
