@@ -29,6 +29,8 @@ const (
 	tokenLifetime = 24 * time.Hour
 	// kickTimeout bounds the calls that end sessions.
 	kickTimeout = 800 * time.Millisecond
+	// kickPause is how long to wait before the second of them; then twice as long.
+	kickPause = 50 * time.Millisecond
 )
 
 // gatewayClient is what state asks of a gateway.
@@ -182,7 +184,15 @@ func (c *core) kick(ctx context.Context, req *v1.KickRequest) {
 	var wg sync.WaitGroup
 	for node, known := range nodes {
 		wg.Go(func() {
-			if _, err := c.Gateway(node).Kick(ctx, req); err != nil && known {
+			_, err := c.Gateway(node).Kick(ctx, req)
+			for wait := kickPause; known && err != nil && im.Retryable(err) && ctx.Err() == nil; wait *= 2 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(wait): // a gateway that was restarted has another address soon
+					_, err = c.Gateway(node).Kick(ctx, req)
+				}
+			}
+			if err != nil && known {
 				c.Log.Warn("a gateway did not end a user's sessions", obs.Peer(string(node)), obs.User(im.UserID(req.UserId)), zap.String("reason", req.Reason), obs.Err(err))
 			}
 		})

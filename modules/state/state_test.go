@@ -56,6 +56,7 @@ type recorder struct {
 	items []*v1.FanoutItem
 	kicks []*v1.KickRequest
 	nodes []im.NodeID
+	deaf  int // kicks that no gateway hears
 }
 
 func (r *recorder) Fanout(_ context.Context, req *v1.FanoutRequest) (*v1.FanoutResponse, error) {
@@ -85,6 +86,10 @@ type gateway struct {
 func (g gateway) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse, error) {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
+	if g.r.deaf > 0 {
+		g.r.deaf--
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "kick", "connection refused")
+	}
 	g.r.kicks, g.r.nodes = append(g.r.kicks, req), append(g.r.nodes, g.node)
 	return &v1.KickResponse{}, nil
 }

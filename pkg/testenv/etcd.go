@@ -205,7 +205,7 @@ func (m *EtcdMember) Clear() {
 // Await waits until the member says that it is healthy.
 func (m *EtcdMember) Await(limit time.Duration) {
 	m.t.Helper()
-	for end := time.Now().Add(limit); m.page("/health") == ""; {
+	for end := time.Now().Add(limit); Page(m.URL+"/health") == ""; {
 		if time.Now().After(end) {
 			m.t.Fatalf("etcd member %s is not healthy after %v\n%s", m.Name, limit, m.log)
 		}
@@ -213,11 +213,12 @@ func (m *EtcdMember) Await(limit time.Duration) {
 	}
 }
 
-// page reads a page; "" if that fails.
-func (m *EtcdMember) page(path string) string {
+// Page reads a page of a node or a member within 2 s; "" if that fails or the
+// status is not 200.
+func Page(url string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return ""
 	}
@@ -236,7 +237,7 @@ func (m *EtcdMember) page(path string) string {
 // Metric is one value from the member's metrics, named with its labels; -1 if
 // it is not there.
 func (m *EtcdMember) Metric(series string) float64 {
-	for line := range strings.Lines(m.page("/metrics")) {
+	for line := range strings.Lines(Page(m.URL + "/metrics")) {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), series+" "); ok {
 			if v, err := strconv.ParseFloat(text, 64); err == nil {
 				return v
@@ -250,7 +251,7 @@ func (m *EtcdMember) Metric(series string) float64 {
 // renewals are too, and what went over the streams of watches.
 func (m *EtcdMember) Requests() float64 {
 	sum := 0.0
-	for line := range strings.Lines(m.page("/metrics")) {
+	for line := range strings.Lines(Page(m.URL + "/metrics")) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
 		watch := strings.Contains(name, `grpc_method="Watch"`)
 		if !ok || !watch && !strings.HasPrefix(name, "grpc_server_started_total{") || watch && !strings.HasPrefix(name, "grpc_server_msg_received_total{") {

@@ -37,7 +37,7 @@ func TestMetricsAreThere(t *testing.T) {
 	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	var node, member map[string]bool
 	eventually(t, "the node knows its endpoints", testenv.ReadyIn, func() bool {
-		node, member = families(get(n.OpsURL()+"/metrics")), families(get(m.URL+"/metrics"))
+		node, member = families(testenv.Page(n.OpsURL()+"/metrics")), families(testenv.Page(m.URL+"/metrics"))
 		return node["imd_etcd_member_revision"]
 	})
 	want := func(of string, have map[string]bool, names ...string) {
@@ -61,7 +61,7 @@ func TestMetricsAreThere(t *testing.T) {
 		"etcd_debugging_mvcc_slow_watcher_total", "etcd_debugging_mvcc_pending_events_total", // what they have not heard yet
 		"etcd_debugging_lease_granted_total", "etcd_debugging_lease_revoked_total", "etcd_debugging_server_lease_expired_total",
 		"etcd_mvcc_db_total_size_in_bytes", "etcd_server_quota_backend_bytes", "process_resident_memory_bytes")
-	labelled := get(n.OpsURL() + "/metrics")
+	labelled := testenv.Page(n.OpsURL() + "/metrics")
 	for _, class := range []string{`class="ok"`, `method="`} {
 		if !strings.Contains(labelled, class) {
 			t.Errorf("calls are not told by %s", class)

@@ -88,7 +88,7 @@ func (k *talk) end(t *testing.T) {
 
 // value reads one metric of a node, without labels; -1 if it is not there.
 func value(n *testenv.Node, name string) float64 {
-	for line := range strings.Lines(get(n.OpsURL() + "/metrics")) {
+	for line := range strings.Lines(testenv.Page(n.OpsURL() + "/metrics")) {
 		var v float64
 		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == ' ' || rest[0] == '{') {
 			if _, err := fmt.Sscan(rest[strings.LastIndexByte(strings.TrimSpace(rest), ' ')+1:], &v); err == nil {

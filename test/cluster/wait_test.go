@@ -1,32 +1,9 @@
 package cluster
 
 import (
-	"context"
-	"io"
-	"net/http"
 	"testing"
 	"time"
 )
-
-// get reads a page; "" if that fails.
-func get(url string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return ""
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return ""
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		return ""
-	}
-	return string(body)
-}
 
 // eventually waits until cond holds.
 func eventually(t testing.TB, what string, limit time.Duration, cond func() bool) {
