@@ -89,6 +89,8 @@ func printLeaders(w io.Writer, rows []leaderRow, stale bool) {
 		switch {
 		case l.Gone:
 			state = "gone"
+		case stale:
+			state = "led when last seen"
 		case l.Token == "0":
 			state = "elected"
 		}

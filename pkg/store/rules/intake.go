@@ -8,6 +8,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 const (
@@ -15,6 +16,8 @@ const (
 	intakeRows = 200
 	// intakeTime bounds one of these transactions.
 	intakeTime = 2 * time.Second
+	// intakeQueue is how many may wait; who has given up waiting still counts.
+	intakeQueue = 10_000
 )
 
 // Intake makes users known who were never seen before. While one transaction is
@@ -39,10 +42,14 @@ type arrival struct {
 }
 
 // Put makes the user known. Errors: those of Know; store.ErrUnknownOutcome when
-// ctx is done first.
+// ctx is done first; busy, and nothing was done, when too many wait already.
 func (q *Intake) Put(ctx context.Context, id im.UserID) (store.User, error) {
 	a := &arrival{user: store.User{ID: id}, done: make(chan struct{})}
 	q.mu.Lock()
+	if len(q.waiting) >= intakeQueue {
+		q.mu.Unlock()
+		return store.User{}, im.Errorf(clientv1.Reason_REASON_BUSY, "store.PutUser", "%d users wait to be made known", intakeQueue)
+	}
 	q.waiting = append(q.waiting, a)
 	if !q.writing {
 		q.writing = true

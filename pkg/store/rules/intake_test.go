@@ -11,6 +11,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // Users who come while a transaction is under way wait for the next one
@@ -71,5 +72,35 @@ func TestIntakeWaits(t *testing.T) {
 		})
 		wg.Wait()
 		time.Sleep(2 * intakeTime) // until nothing is written any more
+	})
+}
+
+// While the store hangs, those who wait stay as many as there is room for.
+func TestIntakeIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &Intake{Know: func(ctx context.Context, _ []im.UserID) (map[im.UserID]store.User, error) {
+			<-ctx.Done()
+			return nil, store.ErrFull
+		}}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := q.Put(gone, "first"); !errors.Is(err, store.ErrUnknownOutcome) {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it is being written
+		for range intakeQueue {
+			if _, err := q.Put(gone, "u"); !errors.Is(err, store.ErrUnknownOutcome) {
+				t.Fatal(err)
+			}
+		}
+		if _, err := q.Put(gone, "one too many"); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+			t.Errorf("one too many: %v", err)
+		}
+		time.Sleep(time.Duration(intakeQueue/intakeRows+2) * intakeTime)
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if q.writing || len(q.waiting) != 0 {
+			t.Errorf("%d wait for ever", len(q.waiting))
+		}
 	})
 }
