@@ -34,11 +34,6 @@ func numbered(n int, to string) *clientv1.Send {
 	return s
 }
 
-// isAck matches the answer to the send of a client message id.
-func isAck(cmid string) func(*clientv1.ServerFrame) bool {
-	return func(f *clientv1.ServerFrame) bool { return f.GetSendAck().GetClientMessageId() == cmid }
-}
-
 func TestAMessageGoesToEverySessionButTheSender(t *testing.T) {
 	w := begin(t)
 	both(t, func(t *testing.T, enc protocol.Encoding) {

@@ -105,9 +105,6 @@ func (o *outbox) await(l *lane) {
 	}
 }
 
-// room reports whether another send would be written at once.
-func (o *outbox) room() bool { return o.count < protocol.ClientSendWindow }
-
 // pump writes what may be written, oldest first.
 func (o *outbox) pump() {
 	d := o.d

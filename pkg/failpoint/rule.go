@@ -61,16 +61,6 @@ const (
 	AbsenceCached         Defect = "absence-cached"          // that a user has no route is remembered
 )
 
-// Defects lists all defects.
-func Defects() []Defect {
-	return []Defect{
-		AckBeforeCommit, NoDedupIndex, PermissionBeforeDedup, ReadBeforeSubscribe, NoFence, SyncWithoutOverlap,
-		PlainReadFence, EarlyHead,
-		CacheIsAuthority, NoAntiEntropy, NoRequireLeader, AbsenceWhileAway, RetryUnmarked,
-		ReleaseAnySession, EpochWithoutTime, AbsenceCached,
-	}
-}
-
 // Action is what a rule does.
 type Action string
 

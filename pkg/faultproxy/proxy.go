@@ -89,13 +89,6 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// Links is how many connections are open.
-func (p *Proxy) Links() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.links)
-}
-
 // Close ends everything.
 func (p *Proxy) Close() {
 	p.cancel()

@@ -13,14 +13,8 @@ import (
 // Node is the field of a node id.
 func Node(id im.NodeID) zap.Field { return zap.String("node", string(id)) }
 
-// Role is the field of a role's name.
-func Role(name string) zap.Field { return zap.String("role", name) }
-
 // User is the field of a user id.
 func User(id im.UserID) zap.Field { return zap.String("user", string(id)) }
-
-// Device is the field of a device id.
-func Device(id im.DeviceID) zap.Field { return zap.String("device", string(id)) }
 
 // Login is the field of a login id.
 func Login(id im.LoginID) zap.Field { return zap.String("login", string(id)) }
@@ -33,12 +27,6 @@ func Conv(id im.ConversationID) zap.Field { return zap.String("conv", string(id)
 
 // Seq is the field of a position in a log.
 func Seq(s im.Seq) zap.Field { return zap.Int64("seq", int64(s)) }
-
-// MID is the field of a message id.
-func MID(id im.MessageID) zap.Field { return zap.Int64("mid", int64(id)) }
-
-// CMID is the field of a client message id.
-func CMID(id im.ClientMessageID) zap.Field { return zap.String("cmid", string(id)) }
 
 // Peer is the field of another node or an outside service.
 func Peer(name string) zap.Field { return zap.String("peer", name) }

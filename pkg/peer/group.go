@@ -10,7 +10,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/control"
-	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/ring"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
@@ -173,13 +172,6 @@ func (g *group) find(id string) *place {
 		}
 	}
 	return nil
-}
-
-// at finds a node by its id, also one that takes no new work.
-func (g *group) at(id im.NodeID) *place {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.find(string(id))
 }
 
 // report takes in how an attempt ended; true = the node is left out from now on.

@@ -67,9 +67,6 @@ func freeAddressOn(t testing.TB, ip string) string {
 // URL is how programs name it.
 func (r *Redis) URL() string { return "redis://" + r.Addr }
 
-// PID is the process's id.
-func (r *Redis) PID() int { return r.cmd.Process.Pid }
-
 func (r *Redis) start() error {
 	_, port, err := net.SplitHostPort(r.Addr)
 	if err != nil {

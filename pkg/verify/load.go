@@ -443,14 +443,6 @@ func (h *History) spanRef(s *span) Ref {
 	return h.ref(s.at, history.Record{Kind: history.Span, User: h.names.text(s.user), Conv: h.names.text(s.conv), Seq: s.seq, To: s.to})
 }
 
-func (h *History) faultRef(f *fault) Ref {
-	r := history.Record{T: f.t, Kind: history.Fault, Name: h.names.text(f.name), Stop: f.stop}
-	if f.aside {
-		r.Entry = history.Aside
-	}
-	return h.ref(f.at, r)
-}
-
 func (h *History) actRef(a *act) Ref {
 	text := h.names.text
 	r := history.Record{T: a.t, Kind: a.kind, User: text(a.user), Device: text(a.device), Ack: ackNames[a.ack], Reason: text(a.reason), Seq: a.seq,

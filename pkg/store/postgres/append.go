@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sort"
 	"time"
@@ -97,6 +98,9 @@ func (s *Store) try(ctx context.Context, b *batch, makes bool) ([]answer, error)
 			return nil, err
 		}
 		answers := make([]answer, len(b.ci))
+		for i := range answers {
+			answers[i].status = statusMissing
+		}
 		for rows.Next() {
 			var a answer
 			var o int64
@@ -104,11 +108,33 @@ func (s *Store) try(ctx context.Context, b *batch, makes bool) ([]answer, error)
 				rows.Close()
 				return nil, err
 			}
+			if o < 1 || int(o) > len(answers) {
+				rows.Close()
+				return nil, fmt.Errorf("%w: the database answered row %d of %d", store.ErrUnknownOutcome, o, len(answers))
+			}
 			answers[o-1] = a
 		}
-		return answers, rows.Err()
+		if err := rows.Err(); err != nil {
+			return nil, err
+		}
+		return answers, whole(answers)
 	})
 }
+
+// whole says whether every row has an answer that can be understood. What has none
+// may be stored or not, so the batch has to run again.
+func whole(answers []answer) error {
+	for i, a := range answers {
+		told := a.seq != nil && a.prev != nil && a.id != nil && a.ms != nil && a.memberVersion != nil
+		if a.status < statusStored || a.status > statusLocked || a.status <= statusBefore && !told {
+			return fmt.Errorf("%w: the database answered row %d of %d with status %d", store.ErrUnknownOutcome, i+1, len(answers), a.status)
+		}
+	}
+	return nil
+}
+
+// statusMissing is the status of a row that the function has not answered.
+const statusMissing = -1
 
 // What the function says of a row.
 const (
