@@ -274,8 +274,10 @@ async function closedWhileOffline(context, bob, alice) {
 }
 
 async function keyboard(alice) {
+  const list = await alice.locator(".scroll").elementHandle();
   await alice.keyboard.press("Escape");
   await alice.getByText("Choose a conversation").waitFor();
+  await list.evaluate((element) => element.dispatchEvent(new Event("scroll"))); // one that was on its way
   await shoot(alice, "17-none-chosen");
   await alice.keyboard.press("Alt+ArrowDown");
   await composer(alice).waitFor();

@@ -61,7 +61,8 @@ export function TimelineView({ session, conversation, jump }: Props) {
     element.scrollTop = element.scrollHeight;
   };
   const scrolled = () => {
-    const element = box.current!;
+    const element = box.current;
+    if (!element) return; // an event of a conversation that is shown no more
     if (sizeOf(element) !== place.current.size) return restorePlace(element, place.current);
     place.current = placeOf(element);
     setAtBottom(place.current.atBottom);
