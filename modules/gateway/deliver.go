@@ -10,9 +10,17 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// deliver queues a frame from push on the session, and leaves flushing to the
-// caller; false = it has ended.
-func (s *session) deliver(f *shared) bool {
+// deliver queues a frame from push on the session; here false = it has ended.
+// After due the caller flushes, which it may put off until it has delivered
+// more.
+func (s *session) deliver(f *shared) (here, due bool) {
+	turns := s.q.turns.Load()
+	here = s.take(f)
+	return here, s.q.turns.Load() != turns // else somebody else is going to
+}
+
+// take is deliver without flushing.
+func (s *session) take(f *shared) (here bool) {
 	s.mu.Lock()
 	defer s.mu.Mutex.Unlock()
 	switch s.phase {
