@@ -67,6 +67,7 @@ type MessageStore interface {
 	Directory
 	Workers
 	Fences
+	Jobs
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
