@@ -68,6 +68,7 @@ type MessageStore interface {
 	Sessions
 	Workers
 	Fences
+	Jobs
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.

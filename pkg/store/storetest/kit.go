@@ -95,6 +95,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"a fence outlives an etcd that went back", fenceRewound},
 		{"racing claims never share a token", fenceRace},
 		{"an effect without the newest token is refused", fenceGuards},
+		{"rows of jobs are kept, and a leader that was followed writes none", jobRows},
 		{"the newest entry's time is known", newest},
 		{"a done context is honoured", doneContext},
 		{"reopening keeps everything", reopening},
