@@ -10,10 +10,11 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// deliver queues a frame from push on the session; false = it has ended.
+// deliver queues a frame from push on the session, and leaves flushing to the
+// caller; false = it has ended.
 func (s *session) deliver(f *shared) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.mu.Mutex.Unlock()
 	switch s.phase {
 	case online:
 		s.deliverLocked(f)
@@ -194,6 +195,7 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 	s.wakeLocked(s.beat.next())
 	s.wakeLocked(s.runs.Next())
 	s.wakeLocked(s.unacked.Next())
+	s.wakeLocked(s.quiet(now))
 	return e.Submit
 }
 
