@@ -3105,7 +3105,7 @@ func (x *LeaderProof) GetToken() int64 {
 	return 0
 }
 
-// Delivery is one frame for many sessions.
+// Delivery is one frame for many sessions, or several one after the other.
 type Delivery struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
@@ -3117,7 +3117,13 @@ type Delivery struct {
 	// The frame is a deliver: it is redelivered until acknowledged.
 	Acked bool `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	// When the commit was done; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// Of session_ids, the one that does not get this frame, because it wrote what
+	// is in it; empty = all get it.
+	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
+	// Frames of the same conversation for the same sessions, in order, behind this
+	// one. They name no conversation and no sessions, and nothing follows them.
+	Following     []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3192,6 +3198,20 @@ func (x *Delivery) GetCommitNs() int64 {
 		return x.CommitNs
 	}
 	return 0
+}
+
+func (x *Delivery) GetExcludeSessionId() string {
+	if x != nil {
+		return x.ExcludeSessionId
+	}
+	return ""
+}
+
+func (x *Delivery) GetFollowing() []*Delivery {
+	if x != nil {
+		return x.Following
+	}
+	return nil
 }
 
 // DeliverResponse names sessions that are not on this gateway.
@@ -3659,7 +3679,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xaf\x01\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x96\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3667,7 +3687,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x04 \x03(\tR\n" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
-	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\",\n" +
+	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12,\n" +
+	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
+	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
@@ -3830,52 +3852,53 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	70, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	52, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	51, // 33: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	51, // 34: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	0,  // 35: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	5,  // 36: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	14, // 37: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	18, // 38: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	20, // 39: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	22, // 40: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	25, // 41: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	28, // 42: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	30, // 43: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	32, // 44: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	34, // 45: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	36, // 46: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	38, // 47: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	40, // 48: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 49: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	45, // 50: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	47, // 51: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	50, // 52: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	54, // 53: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	56, // 54: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	3,  // 55: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 56: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 57: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 58: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 59: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 60: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 61: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 62: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 63: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 64: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 65: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 66: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 67: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 68: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 69: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 70: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	49, // 71: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	53, // 72: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	55, // 73: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	57, // 74: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	55, // [55:75] is the sub-list for method output_type
-	35, // [35:55] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	52, // 34: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	51, // 35: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	0,  // 36: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	5,  // 37: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	14, // 38: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	18, // 39: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	20, // 40: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	22, // 41: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	25, // 42: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	28, // 43: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	30, // 44: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	32, // 45: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	34, // 46: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	36, // 47: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	38, // 48: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	40, // 49: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 50: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	45, // 51: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	47, // 52: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	50, // 53: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	54, // 54: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	56, // 55: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	3,  // 56: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	13, // 57: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	16, // 58: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	19, // 59: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	21, // 60: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	23, // 61: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	26, // 62: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	29, // 63: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	31, // 64: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	33, // 65: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	35, // 66: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	37, // 67: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	39, // 68: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	41, // 69: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 70: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	46, // 71: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	49, // 72: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	53, // 73: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	55, // 74: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	57, // 75: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	56, // [56:76] is the sub-list for method output_type
+	36, // [36:56] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
