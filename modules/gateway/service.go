@@ -36,17 +36,17 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	res := &v1.DeliverResponse{}
 	var found, touched []*session
 	for _, d := range req.Deliveries {
-		f := newShared(d)
+		frames := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
 		here := found[:0]
 		for _, x := range found {
-			if !x.deliver(f) {
+			if !x.deliver(frames) {
 				res.NotHere = append(res.NotHere, string(x.id))
 				continue
 			}
 			here = append(here, x)
 		}
-		s.g.arrived(f, here)
+		s.g.arrived(frames, here)
 		touched = append(touched, here...)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message
