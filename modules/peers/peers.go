@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
@@ -66,6 +67,7 @@ type Peers struct {
 	Deps
 	ln    net.Listener // nil = nothing is open
 	srv   *http.Server
+	pipes *pipe.Server
 	met   atomic.Bool // those who are needed were there once
 	named []*naming   // roles whose nodes come from a naming service
 }
@@ -122,7 +124,7 @@ func (p *Peers) security() (peer.Security, error) {
 	warn := func(err error) {
 		p.Log.Warn("a file that proves this node to others is bad; the last good one stays in force", obs.Err(err))
 	}
-	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext}
+	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext, HTTP: p.cfg.Transport == transportHTTP}
 	if t := p.cfg.TLS; t.on() {
 		var err error
 		sec.Certs, err = seal.Load(seal.Files{CA: t.CAFile, Cert: t.CertFile, Key: t.KeyFile}, p.Cluster, time.Now, warn)
@@ -180,6 +182,12 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 			next.ServeHTTP(w, r)
 		})
 	})
+	piped := pipe.Config{Calls: calls.Connect(), Keys: sec.Keys, Boot: p.BootID, Max: peer.MaxFrame}
+	if sec.Certs != nil {
+		piped.Allowed = sec.Certs.May
+	}
+	p.pipes = pipe.NewServer(piped)
+	mux.Handle(pipe.Path, p.pipes)
 	srv := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, Protocols: &http.Protocols{},
 		HTTP2: &http.HTTP2Config{
@@ -188,6 +196,7 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 		},
 		ErrorLog: zap.NewStdLog(p.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
 	}
+	srv.Protocols.SetHTTP1(true) // pipes begin there
 	if sec.Certs != nil {
 		srv.Protocols.SetHTTP2(true)
 		srv.TLSConfig = sec.Certs.Server()
@@ -240,6 +249,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	}
 	sctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer stop()
+	work.Go(func() { p.pipes.Shutdown(sctx) })
 	if p.srv.Shutdown(sctx) != nil {
 		_ = p.srv.Close() // who still waits is cut off
 	}
