@@ -1,13 +1,10 @@
 package pipe
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -136,9 +133,9 @@ func (l *line) get(ctx context.Context) (*caller, uint64, *waiter, error) {
 
 // unreachable is the error of a call that had no connection.
 func unreachable(err error) error {
-	var no ErrRefused
+	var no seal.ErrPeer
 	if errors.As(err, &no) {
-		return connect.NewError(connect.CodeUnauthenticated, no.Error()).WithCause(err)
+		return connect.NewError(connect.CodeUnauthenticated, no.Error()).WithCause(no)
 	}
 	return connect.NewError(connect.CodeUnavailable, "the node cannot be reached").WithCause(err)
 }
@@ -180,19 +177,7 @@ func (t *Transport) begin(ctx context.Context, nc net.Conn) (g greeted, err erro
 			return g, err
 		}
 	}
-	if _, err := fmt.Fprintf(nc, "GET %s HTTP/1.1\r\nHost: imd\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", Path, upgrade); err != nil {
-		return g, err
-	}
-	br := bufio.NewReaderSize(nc, readBuffer)
-	res, err := http.ReadResponse(br, nil)
-	if err != nil {
-		return g, err
-	}
-	if res.StatusCode != http.StatusSwitchingProtocols {
-		_ = res.Body.Close() // the connection is closed
-		return g, fmt.Errorf("pipe: what listens there does not speak the protocol between nodes: %s", printable(res.Status))
-	}
-	if g, err = greet(nc, br, t.opt.Keys, t.opt.Boot); err != nil {
+	if g, err = greet(nc, t.opt.Keys, t.opt.Boot); err != nil {
 		return g, err
 	}
 	return g, nc.SetDeadline(time.Time{})
@@ -284,7 +269,7 @@ func (c *caller) take() error {
 			return err
 		}
 		switch f.kind {
-		case kindAnswer, kindRefusal:
+		case kindAnswer, kindRefusal, kindDenial:
 			if w := c.exit(f.id); w != nil {
 				w.answer <- f
 				continue
@@ -391,8 +376,11 @@ func (s *stream) Close() error {
 }
 
 func decode(f frame, msg any) error {
-	if f.kind == kindRefusal {
+	switch f.kind {
+	case kindRefusal:
 		return refusal(f.body)
+	case kindDenial:
+		return unreachable(refused(string(f.body)))
 	}
 	m, ok := msg.(proto.Message)
 	if !ok {

@@ -19,6 +19,7 @@ const (
 	kindCall    = iota + 1
 	kindAnswer  // body: the response
 	kindRefusal // body: a code and an imd.client.v1.Error
+	kindDenial  // the roles of the caller do not allow the call; body: why
 	kindCancel  // nobody waits for the answer
 	kindPing
 	kindPong

@@ -18,7 +18,8 @@
 //
 // Four bytes of length, then the kind, the number of the call, what belongs to
 // the kind, and without TLS 16 bytes that prove the frame and its place in the
-// order. Kinds: call, answer, refusal, cancel, ping, pong, leave.
+// order. Kinds: call, answer, refusal, denial,
+// cancel, ping, pong, leave.
 //
 // # Invariants
 //

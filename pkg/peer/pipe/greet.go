@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"unicode"
 
@@ -22,13 +24,6 @@ const (
 	// maxReason is the most bytes of the reason of a refusal.
 	maxReason = 200
 )
-
-// ErrRefused says that the other process does not take this one's calls: their
-// keys differ, or another process has come to the address.
-type ErrRefused string
-
-// Error says why.
-func (e ErrRefused) Error() string { return "the node refuses this one: " + string(e) }
 
 // errNoKey says that the key of the cluster is not known yet.
 var errNoKey = errors.New("pipe: the key of the cluster is not known yet")
@@ -100,10 +95,13 @@ type greeted struct {
 	key     []byte // nil = TLS
 }
 
-// greet is the caller's side. keys nil = TLS. Errors: ErrRefused, or the other
-// side is no node of the cluster.
-func greet(nc net.Conn, br *bufio.Reader, keys seal.Keys, boot string) (g greeted, err error) {
-	g = greeted{nc: nc, br: br}
+// request asks for the protocol.
+const request = "GET " + Path + " HTTP/1.1\r\nHost: imd\r\nConnection: Upgrade\r\nUpgrade: " + upgrade + "\r\n\r\n"
+
+// greet is the caller's side. keys nil = TLS. Errors: a seal.ErrPeer if the
+// two do not believe each other.
+func greet(nc net.Conn, keys seal.Keys, boot string) (g greeted, err error) {
+	g = greeted{nc: nc, br: bufio.NewReaderSize(nc, readBuffer)}
 	h := hello{version: version, nonce: make([]byte, seal.NonceSize), boot: boot}
 	if keys != nil {
 		if h.key, g.key = keys.First(); g.key == nil {
@@ -111,32 +109,45 @@ func greet(nc net.Conn, br *bufio.Reader, keys seal.Keys, boot string) (g greete
 		}
 		_, _ = rand.Read(h.nonce) // never fails
 	}
-	if _, err := nc.Write(h.append(nil)); err != nil {
+	if _, err := nc.Write(h.append([]byte(request))); err != nil { // one way there and back is enough
 		return g, err
 	}
-	reason, err := short(br)
+	res, err := http.ReadResponse(g.br, nil)
+	if err != nil {
+		return g, err
+	}
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		_ = res.Body.Close() // the connection is closed
+		return g, fmt.Errorf("pipe: what listens there does not speak the protocol between nodes: %s", printable(res.Status))
+	}
+	return g.proved(h, keys, boot)
+}
+
+// proved reads the greeting of the callee.
+func (g greeted) proved(h hello, keys seal.Keys, boot string) (greeted, error) {
+	reason, err := short(g.br)
 	if err != nil {
 		return g, err
 	}
 	if len(reason) > 0 {
-		return g, ErrRefused(printable(string(reason)))
+		return g, refused(string(reason))
 	}
 	if keys == nil {
 		return g, nil
 	}
 	var answer [seal.NonceSize + seal.TagSize]byte
-	if _, err := io.ReadFull(br, answer[:]); err != nil {
+	if _, err := io.ReadFull(g.br, answer[:]); err != nil {
 		return g, err
 	}
 	g.out, g.in = seal.Session(g.key, h.nonce, answer[:seal.NonceSize], boot)
 	if !g.in.Check(answer[seal.NonceSize:], h.nonce) {
-		return g, ErrRefused("it cannot prove that it belongs to this cluster")
+		return g, seal.ErrPeer("what answers does not show that it belongs to the cluster")
 	}
 	return g, nil
 }
 
-// welcome is the callee's side. The first frame proves the caller. Errors: an
-// ErrRefused that has been told to the caller, with its word.
+// welcome is the callee's side. The first frame proves the caller. Errors: the
+// caller is refused, by word, and has been told; or the connection ended.
 func welcome(nc net.Conn, br *bufio.Reader, keys seal.Keys, boot string) (g greeted, word string, err error) {
 	g = greeted{nc: nc, br: br}
 	h, err := readHello(br)
@@ -157,7 +168,7 @@ func welcome(nc net.Conn, br *bufio.Reader, keys seal.Keys, boot string) (g gree
 	if word != "" {
 		reason := reasons[word]
 		_, err := nc.Write(append([]byte{byte(len(reason))}, reason...))
-		return g, word, errors.Join(ErrRefused(reason), err)
+		return g, word, errors.Join(errors.New("pipe: refused: "+reason), err)
 	}
 	answer := []byte{0}
 	if keys != nil {
@@ -169,6 +180,9 @@ func welcome(nc net.Conn, br *bufio.Reader, keys seal.Keys, boot string) (g gree
 	_, err = nc.Write(answer)
 	return g, "", err
 }
+
+// refused is the error of a caller that is told why it is not answered.
+func refused(why string) error { return seal.ErrPeer("the node refuses this one: " + printable(why)) }
 
 // printable is a text of somebody who has proved nothing.
 func printable(s string) string {

@@ -2,8 +2,11 @@ package pipe
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -13,7 +16,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer/seal"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 const (
@@ -31,12 +33,13 @@ type Config struct {
 	Keys seal.Keys
 	// Boot is the boot id of this process.
 	Boot string
-	// Allowed reports whether a caller with these certificates may make a call; nil
-	// = all may.
+	// Allowed reports whether a caller with these certificates may make a call, else
+	// an ErrProof of seal; nil = all may.
 	Allowed func(shown *tls.ConnectionState, procedure string) error
 	// Max is the largest frame in bytes.
 	Max int
-	// Refused is told why a connection was refused, in a word; nil = nobody is.
+	// Refused is told why a connection or a call was refused, in a word of a closed
+	// set; nil = nobody is.
 	Refused func(word string)
 }
 
@@ -74,14 +77,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, err := nc.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + upgrade + "\r\n\r\n")); err != nil {
 		return
 	}
-	br := rw.Reader
-	if br.Buffered() == 0 {
-		br = bufio.NewReaderSize(nc, readBuffer)
+	early, err := rw.Peek(rw.Reader.Buffered()) // the greeting came along
+	if err != nil {
+		return
 	}
+	br := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), nc), readBuffer)
 	g, word, err := welcome(nc, br, s.cfg.Keys, s.cfg.Boot)
-	if word != "" && s.cfg.Refused != nil {
-		s.cfg.Refused(word)
-	}
+	s.refused(word)
 	if err != nil || nc.SetDeadline(time.Time{}) != nil {
 		return
 	}
@@ -95,6 +97,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.left(c)
 	c.run()
+}
+
+// refused tells that somebody was refused; "" = nobody was.
+func (s *Server) refused(word string) {
+	if word != "" && s.cfg.Refused != nil {
+		s.cfg.Refused(word)
+	}
 }
 
 func (s *Server) enter(c *callee) bool {
@@ -274,7 +283,12 @@ func (c *callee) answer(j *job) {
 	delete(c.jobs, j.id)
 	c.jmu.Unlock()
 	kind, body := byte(kindAnswer), j.answer
-	if err != nil {
+	var denied seal.ErrProof
+	switch {
+	case errors.As(err, &denied):
+		c.s.refused(denied.Word())
+		kind, body = kindDenial, []byte(denied)
+	case err != nil:
 		kind, body = kindRefusal, appendRefusal(nil, err)
 	}
 	if err := c.send(kind, j.id, body); err != nil && kind == kindAnswer {
@@ -288,7 +302,7 @@ func (c *callee) answer(j *job) {
 func (c *callee) call(j *job) error {
 	if allowed := c.s.cfg.Allowed; allowed != nil {
 		if err := allowed(c.tls, j.head.procedure); err != nil {
-			return im.ToConnect(im.Errorf(clientv1.Reason_REASON_BAD_TOKEN, "pipe.Allowed", "%s", err))
+			return err
 		}
 	}
 	info := &connect.CallInfo{PeerAddr: c.nc.RemoteAddr().String(), Protocol: "imd-pipe", Codec: connect.CodecNameProto}

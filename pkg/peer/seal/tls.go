@@ -153,6 +153,12 @@ func Callers(procedure string) []string {
 	return callers[procedure[:strings.LastIndexByte(procedure, '/')+1]]
 }
 
+// The reasons of refusals.
+const (
+	errNoCertificate = ErrProof("a certificate of the cluster is needed")
+	errRoles         = ErrProof("the roles of the caller's certificate may not call this")
+)
+
 // Allowed checks that the certificate of the caller names a role that may call
 // the procedure. Errors: an ErrProof.
 func (c *Certs) Allowed(r *http.Request) error { return c.May(r.TLS, r.URL.Path) }
@@ -161,7 +167,7 @@ func (c *Certs) Allowed(r *http.Request) error { return c.May(r.TLS, r.URL.Path)
 // a request.
 func (c *Certs) May(shown *tls.ConnectionState, procedure string) error {
 	if shown == nil || len(shown.PeerCertificates) == 0 {
-		return ErrProof("a certificate of the cluster is needed")
+		return errNoCertificate
 	}
 	may := Callers(procedure)
 	for _, role := range rolesOf(shown.PeerCertificates[0], c.cluster) {
@@ -169,5 +175,5 @@ func (c *Certs) May(shown *tls.ConnectionState, procedure string) error {
 			return nil
 		}
 	}
-	return ErrProof("the roles of the caller's certificate may not call this")
+	return errRoles
 }
