@@ -10,37 +10,47 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// deliver queues a frame from push on the session; here false = it has ended.
-// After due the caller flushes, which it may put off until it has delivered
-// more.
-func (s *session) deliver(f *shared) (here, due bool) {
+// deliver queues frames of one conversation from push on the session, but for
+// those that it has written itself; here false = it has ended. After due the
+// caller flushes, which it may put off until it has delivered more.
+func (s *session) deliver(frames []*shared) (here, due bool) {
 	turns := s.q.turns.Load()
-	here = s.take(f)
+	here = s.take(frames)
 	return here, s.q.turns.Load() != turns // else somebody else is going to
 }
 
 // take is deliver without flushing.
-func (s *session) take(f *shared) (here bool) {
+func (s *session) take(frames []*shared) (here bool) {
 	s.mu.Lock()
 	defer s.mu.Mutex.Unlock()
-	switch s.phase {
-	case online:
-		s.deliverLocked(f)
-		return true
-	case joining:
-		if len(s.early) < maxEarly {
-			s.early = append(s.early, f.kept(s.enc))
-			return true
-		}
-		s.early = append(s.early[:0], headsOf(s.early)...)
-		if len(s.early) >= maxEarly {
-			s.endLocked("busy", "too much happened while the session began", minWait)
-			return true
-		}
-		s.early = append(s.early, &shared{conv: f.conv, seq: f.seq})
-		return true
+	if s.phase != online && s.phase != joining {
+		return false
 	}
-	return false
+	now := time.Now()
+	for _, f := range frames {
+		switch {
+		case f.author == s.id:
+		case s.phase == online:
+			s.deliverLocked(now, f)
+		case s.phase == joining:
+			s.keepLocked(f)
+		}
+	}
+	return true
+}
+
+// keepLocked keeps a frame until the welcome.
+func (s *session) keepLocked(f *shared) {
+	if len(s.early) < maxEarly {
+		s.early = append(s.early, f.kept(s.enc))
+		return
+	}
+	s.early = append(s.early[:0], headsOf(s.early)...)
+	if len(s.early) >= maxEarly {
+		s.endLocked("busy", "too much happened while the session began", minWait)
+		return
+	}
+	s.early = append(s.early, &shared{conv: f.conv, seq: f.seq})
 }
 
 // kept returns a copy that outlives the call that brought f.
@@ -69,7 +79,7 @@ func headsOf(list []*shared) []*shared {
 }
 
 // deliverLocked queues a frame, or a head in its place.
-func (s *session) deliverLocked(f *shared) {
+func (s *session) deliverLocked(now time.Time, f *shared) {
 	switch {
 	case f.head():
 		s.headLocked(f.conv, f.seq)
@@ -78,11 +88,11 @@ func (s *session) deliverLocked(f *shared) {
 			s.headLocked(f.conv, f.seq) // receipts are dropped: newer ones come
 		}
 	default:
-		s.pushLocked(f)
+		s.pushLocked(now, f)
 	}
 }
 
-func (s *session) pushLocked(f *shared) {
+func (s *session) pushLocked(now time.Time, f *shared) {
 	data, err := f.in(s.enc)
 	if err != nil {
 		s.g.Log.Error("a delivery is no frame", obs.Session(s.id), obs.Err(err))
@@ -100,7 +110,6 @@ func (s *session) pushLocked(f *shared) {
 		return
 	}
 	if f.acked {
-		now := time.Now()
 		s.unacked.Add(now, f.conv, f.seq, data)
 		s.wakeLocked(s.unacked.Next())
 	}

@@ -60,6 +60,7 @@ type stateClient interface {
 type directoryClient interface {
 	Admit(context.Context, *v1.AdmitRequest) (*v1.AdmitResponse, error)
 	Revoke(context.Context, *v1.RevokeRequest) (*v1.RevokeResponse, error)
+	Prove(context.Context, *v1.ProveRequest) (*v1.ProveResponse, error)
 }
 
 // peerClient is what one gateway asks of another.

@@ -35,11 +35,11 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	res := &v1.DeliverResponse{}
 	var found, touched []*session
 	for _, d := range req.Deliveries {
-		f := newShared(d)
+		frames := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
 		here := found[:0]
 		for _, x := range found {
-			hit, due := x.deliver(f)
+			hit, due := x.deliver(frames)
 			if due {
 				touched = append(touched, x)
 			}
@@ -49,7 +49,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 			}
 			here = append(here, x)
 		}
-		s.g.arrived(f, here)
+		s.g.arrived(frames, here)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message
 	return res, nil
