@@ -5,7 +5,7 @@
 // It accepts WebSockets, authenticates them, claims their routes, forwards
 // sends as runs to state, answers reads from state, and delivers what push
 // hands it. accept.go is the way in, session.go what happens then, queue.go
-// the way out.
+// and writer.go the way out.
 //
 // # Invariants
 //
@@ -22,8 +22,12 @@
 //     message store, and each of its sends carries it (prove.go).
 //   - Delivers of a conversation rise in seq on a connection; what does not fit
 //     becomes a head hint, because the log is the truth.
-//   - An idle connection costs one goroutine, its reader; a writer exists only
-//     while something waits. All timers of all sessions are one wheel.
+//   - A connection that is quiet costs no goroutine: it is parked (reader.go) at
+//     the end of a message with nothing buffered, and its next byte or its end
+//     starts one. All timers of all sessions are one wheel.
+//   - Whoever has frames for a connection may write them directly, once and
+//     without waiting, if nobody else does; what the socket does not take waits
+//     for a goroutine (writer.go). So no client delays another.
 //   - The session's lock is taken before its queue's and before no other
 //     session's; no lock is held over a call to another role.
 //

@@ -192,7 +192,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 		PingIntervalMs: millis(s.beat.interval), PongTimeoutMs: millis(s.beat.timeout),
 	}}})
 	for _, f := range s.early {
-		s.deliverLocked(f)
+		s.deliverLocked(now, f)
 	}
 	s.early = nil
 	s.wakeLocked(s.expires)

@@ -68,6 +68,8 @@ type MessageStore interface {
 	Sessions
 	Workers
 	Fences
+	Jobs
+	Outbox
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.

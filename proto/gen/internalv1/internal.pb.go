@@ -3298,7 +3298,7 @@ func (x *LeaderProof) GetToken() int64 {
 	return 0
 }
 
-// Delivery is one frame for many sessions.
+// Delivery is one frame for many sessions, or several one after the other.
 type Delivery struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
@@ -3310,7 +3310,13 @@ type Delivery struct {
 	// The frame is a deliver: it is redelivered until acknowledged.
 	Acked bool `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	// When the commit was done; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// Of session_ids, the one that does not get this frame, because it wrote what
+	// is in it; empty = all get it.
+	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
+	// Frames of the same conversation for the same sessions, in order, behind this
+	// one. They name no conversation and no sessions, and nothing follows them.
+	Following     []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3385,6 +3391,20 @@ func (x *Delivery) GetCommitNs() int64 {
 		return x.CommitNs
 	}
 	return 0
+}
+
+func (x *Delivery) GetExcludeSessionId() string {
+	if x != nil {
+		return x.ExcludeSessionId
+	}
+	return ""
+}
+
+func (x *Delivery) GetFollowing() []*Delivery {
+	if x != nil {
+		return x.Following
+	}
+	return nil
 }
 
 // DeliverResponse names sessions that are not on this gateway.
@@ -3866,7 +3886,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xaf\x01\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x96\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3874,7 +3894,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x04 \x03(\tR\n" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
-	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\",\n" +
+	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12,\n" +
+	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
+	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
@@ -4044,54 +4066,55 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	73, // 34: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	55, // 35: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	54, // 36: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	54, // 37: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	0,  // 38: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 39: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 40: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 41: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 42: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 43: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 44: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 45: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 46: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	33, // 47: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	35, // 48: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	37, // 49: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	39, // 50: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	41, // 51: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 52: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	46, // 53: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	48, // 54: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	50, // 55: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	53, // 56: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	57, // 57: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	59, // 58: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	4,  // 59: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 60: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 61: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 62: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 63: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 64: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 65: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 66: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 67: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	34, // 68: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	36, // 69: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	38, // 70: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	40, // 71: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	42, // 72: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 73: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	47, // 74: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	49, // 75: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	52, // 76: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	56, // 77: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	58, // 78: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	60, // 79: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	59, // [59:80] is the sub-list for method output_type
-	38, // [38:59] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	55, // 37: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	54, // 38: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	0,  // 39: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 40: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 41: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 42: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 43: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 44: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 45: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 46: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 47: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 48: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 49: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 50: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 51: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	41, // 52: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 53: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	46, // 54: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	48, // 55: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	50, // 56: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	53, // 57: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	57, // 58: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	59, // 59: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	4,  // 60: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 61: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 62: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 63: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 64: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 65: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 66: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 67: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 68: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 69: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 70: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 71: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 72: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	42, // 73: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 74: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	47, // 75: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	49, // 76: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	52, // 77: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	56, // 78: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	58, // 79: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	60, // 80: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	60, // [60:81] is the sub-list for method output_type
+	39, // [39:60] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
