@@ -3,6 +3,7 @@ package gateway
 import (
 	"google.golang.org/protobuf/proto"
 
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -15,13 +16,14 @@ type shared struct {
 	seq      int64 // of the entry or head; 0 = a receipt
 	acked    bool  // a deliver: it waits for the device's ack
 	commitNS int64
+	trace    trace.Context
 
 	frame []byte // protobuf, as it came
 	made  [2][]byte
 }
 
 func newShared(d *v1.Delivery) *shared {
-	return &shared{conv: d.ConversationId, seq: d.Seq, acked: d.Acked, commitNS: d.CommitNs, frame: d.Frame}
+	return &shared{conv: d.ConversationId, seq: d.Seq, acked: d.Acked, commitNS: d.CommitNs, trace: trace.Carried(d.Traceparent), frame: d.Frame}
 }
 
 // in returns the frame in an encoding, ready to be queued; an error means that

@@ -35,7 +35,7 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 		p.m.items.WithLabelValues(kind).Inc()
 		began := time.Now()
 		found, cause, err := p.sessions(ctx, it, seq)
-		p.fanned(it, began, len(found), err)
+		here := p.fanned(it, began, len(found), err)
 		if err != nil {
 			if ctx.Err() != nil {
 				cause = "stopped"
@@ -53,24 +53,27 @@ func (p *Push) fanout(ctx context.Context, items []*v1.FanoutItem) {
 			p.Log.Error("a frame cannot be encoded", obs.Conv(im.ConversationID(it.ConversationId)), obs.Err(err))
 			continue
 		}
-		p.hand(ctx, it, bytes, seq, found)
+		p.hand(ctx, it, bytes, seq, found, here)
 	}
 }
 
-// fanned remembers that the sessions of an entry were looked for.
-func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err error) {
+// fanned remembers that the sessions of an entry were looked for. It gives the
+// context of that.
+func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err error) trace.Context {
 	e := it.GetEntry()
 	if e == nil || p.Trace == nil {
-		return
+		return trace.Context{}
 	}
-	now := time.Now()
-
+	now, parent := time.Now(), trace.Carried(it.Traceparent)
+	here := parent.Child()
 	p.Trace.Add(trace.Record{Stage: trace.Fanned, Message: im.MessageID(e.MessageId), Conv: trace.Conv(it.ConversationId), Seq: e.Seq, At: now, Took: now.Sub(began),
-		Count: int32(sessions), Failed: err != nil})
+		Count: int32(sessions), Failed: err != nil, Trace: here, Parent: parent})
+	return here
 }
 
-// hand gives each gateway its part of the sessions.
-func (p *Push) hand(ctx context.Context, it *v1.FanoutItem, frame []byte, seq int64, found []store.Route) {
+// hand gives each gateway its part of the sessions. here is the context of the
+// look-up.
+func (p *Push) hand(ctx context.Context, it *v1.FanoutItem, frame []byte, seq int64, found []store.Route, here trace.Context) {
 	byNode := map[im.NodeID][]store.Route{}
 	for _, r := range found {
 		if string(r.Session) != it.ExcludeSession {
@@ -86,7 +89,7 @@ func (p *Push) hand(ctx context.Context, it *v1.FanoutItem, frame []byte, seq in
 			}
 			p.senders.add(ctx, node, parcel{&v1.Delivery{
 				ConversationId: it.ConversationId, Seq: seq, Frame: frame, SessionIds: ids,
-				Acked: it.GetEntry() != nil, CommitNs: it.CommitNs,
+				Acked: it.GetEntry() != nil, CommitNs: it.CommitNs, Traceparent: here.String(),
 			}, part})
 		}
 	}

@@ -141,8 +141,9 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, 
 	now, records := time.Now(), make([]trace.Record, 0, len(ds))
 	for _, d := range ds {
 		if d.Acked {
+			from := trace.Carried(d.Traceparent)
 			records = append(records, trace.Record{Stage: trace.Delivered, Conv: trace.Conv(d.ConversationId), Seq: d.Seq, At: now, Took: now.Sub(began),
-				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil, Trace: from.Child(), Parent: from})
 		}
 	}
 	s.d.Trace.Add(records...)

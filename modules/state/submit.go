@@ -243,7 +243,7 @@ func (c *core) row(r *v1.Run, send *v1.RunSend) (lane.Send, *im.Error) {
 		Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: content, Countable: true,
 	}
 	copy(row.BodyHash[:], send.BodyHash)
-	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead}, nil
+	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead, Traceparent: send.Traceparent}, nil
 }
 
 func badRequest(op, format string, args ...any) *im.Error {

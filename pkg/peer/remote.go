@@ -80,7 +80,7 @@ func newRemote(n control.Node, sec Security) *remote {
 	if sec.Keys != nil {
 		rt = seal.Sign(sec.Keys, time.Now, maxAnswer, rt)
 	}
-	rt = seal.Address(rt, n.BootID)
+	rt = traced{seal.Address(rt, n.BootID)}
 	r.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	c := connect.NewClient(connecthttp.NewTransport(r.http, scheme+n.Internal, connecthttp.WithReadMaxBytes(maxAnswer)))
 	r.state = internalv1connect.NewStateServiceClient(c)

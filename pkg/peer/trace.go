@@ -2,8 +2,11 @@ package peer
 
 import (
 	"context"
+	"net/http"
 	"sync"
 	"time"
+
+	"connectrpc.com/connect/v2"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/trace"
@@ -79,4 +82,26 @@ func (c checker) Trace(_ context.Context, r *v1.TraceRequest) (*v1.TraceResponse
 			Conversation: x.Conv, Seq: x.Seq, Note: x.Note, Count: x.Count, Failed: x.Failed})
 	}
 	return res, nil
+}
+
+// attempt is the span of one attempt of a call.
+func attempt(p *place, m *Method, here, parent trace.Context, begin time.Time, took time.Duration, err error) trace.Span {
+	x := trace.Span{Context: here, Parent: parent, Name: m.Name, Kind: trace.Client, Begin: begin, End: begin.Add(took),
+		Attrs: []trace.Attr{{Key: "imd.peer", Text: p.id()}}}
+	if err != nil {
+		x.Failed = connect.CodeOf(err).String()
+	}
+	return x
+}
+
+// traced carries the trace of a request's context to the other side.
+type traced struct{ next http.RoundTripper }
+
+// RoundTrip sends the request.
+func (t traced) RoundTrip(r *http.Request) (*http.Response, error) {
+	if c := trace.From(r.Context()); c.Sampled() {
+		r = r.Clone(r.Context())
+		r.Header.Set(trace.Header, c.String())
+	}
+	return t.next.RoundTrip(r)
 }
