@@ -292,5 +292,6 @@ func (k *keeper) claimLate(s *session) {
 	if !live {
 		s.release()
 	}
+	k.proveLate(r, claim)
 	k.g.displaced(claim)
 }

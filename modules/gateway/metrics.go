@@ -115,6 +115,7 @@ type metrics struct {
 	routesAway  prometheus.Gauge
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
+	outranked   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	submitSends  prometheus.Histogram
@@ -148,6 +149,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
@@ -167,6 +169,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.refreshed.WithLabelValues(r)
 	}
 	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.staleLeaders, m.submitSends, m.send, m.deliver)
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

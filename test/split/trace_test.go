@@ -103,9 +103,9 @@ func oneTree(t *testing.T, from *testenv.Collector, ack *clientv1.SendAck, front
 		}
 		persist, stored := below(all[send], "persist", back)
 		_, pushed := below(persist, "push", back)
-		route, routed := below(persist, "route", front)
-		_, delivered := below(route, "deliver", front)
-		_, received := below(route, "receive", front)
+		_, routed := below(persist, "route", front)
+		_, delivered := below(persist, "deliver", front)
+		_, received := below(persist, "receive", front)
 		return stored && pushed && routed && delivered && received
 	})
 }
