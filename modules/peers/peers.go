@@ -25,6 +25,7 @@ import (
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 const (
@@ -58,6 +59,7 @@ type Deps struct {
 	Node     im.NodeID
 	Unshared map[string]string // what roles of this node keep for themselves
 	Names    NamesOpener
+	Trace    *trace.Log // takes spans of calls; nil = none are made
 }
 
 // Peers is the module of one node.
@@ -161,7 +163,7 @@ func (p *Peers) security() (peer.Security, error) {
 // server answers the calls of other nodes.
 func (p *Peers) server(sec peer.Security) *http.Server {
 	calls := rpc.NewServer(rpc.Options{
-		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), MaxRequest: maxRequest, MaxInFlight: maxInFlight,
+		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), Trace: p.Trace, MaxRequest: maxRequest, MaxInFlight: maxInFlight,
 		Timeout: func(connect.Spec) time.Duration { return peer.CallTimeout },
 		Class: func(s connect.Spec) balance.Class {
 			m, _ := peer.MethodOf(s.Procedure)
