@@ -36,6 +36,10 @@ type site struct {
 	terms    int64
 	sent     atomic.Int64
 	live     map[im.UserID]bool // have a route
+	// receivers are those of the configuration, and after the pause of the second
+	// look at users whose devices say nothing.
+	receivers []scheduler.ReceiverConfig
+	after     time.Duration
 }
 
 func newSite(t testing.TB, answer func(told) int) *site {
@@ -48,7 +52,26 @@ func newSite(t testing.TB, answer func(told) int) *site {
 			t.Error(err)
 		}
 	})
-	return &site{t: t, messages: st, hooks: newReceiver(t, answer), pushes: newReceiver(t, yes), keys: keyFile(t), live: map[im.UserID]bool{}}
+	s := &site{t: t, messages: st, hooks: newReceiver(t, answer), pushes: newReceiver(t, yes), keys: keyFile(t), live: map[im.UserID]bool{}, after: 10 * time.Second}
+	s.add("shop", s.hooks)
+	return s
+}
+
+// add puts a receiver into the configuration.
+func (s *site) add(name string, r *receiver, types ...string) {
+	s.receivers = append(s.receivers, scheduler.ReceiverConfig{Name: name, URL: r.srv.URL, KeyFile: s.keys, Timeout: time.Second, Events: types})
+}
+
+// warm makes the rows of receivers, so that what is committed from now on is told.
+func (s *site) warm() {
+	s.t.Helper()
+	l := s.lead(fault{})
+	s.await("the receivers are known", func() bool {
+		rows, err := s.messages.Receivers(s.t.Context())
+		state, serr := s.messages.OutboxState(s.t.Context())
+		return err == nil && serr == nil && len(rows) == len(s.receivers)+2 && state.On
+	})
+	l.close()
 }
 
 // send commits a message of ann to a user and returns its text.
@@ -108,8 +131,8 @@ func (s *site) lead(f fault) *leader {
 		hit: make(chan struct{}), resume: make(chan struct{}), outcome: make(chan error, 1), ended: make(chan error, 1),
 	}
 	hooks, push := scheduler.DefaultWebhookConfig(), scheduler.DefaultPushConfig()
-	hooks.Receivers = []scheduler.ReceiverConfig{{Name: "shop", URL: s.hooks.srv.URL, KeyFile: s.keys, Timeout: time.Second}}
-	push.URL, push.KeyFile, push.Content = s.pushes.srv.URL, s.keys, true
+	hooks.Receivers = s.receivers
+	push.URL, push.KeyFile, push.Content, push.After = s.pushes.srv.URL, s.keys, true, s.after
 	l.s = scheduler.New(scheduler.Deps{
 		Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() scheduler.Elector { return l },
 		Store:  func() (scheduler.Messages, error) { return l, nil },
@@ -239,15 +262,7 @@ func TestLeaderEndsInEachJob(t *testing.T) {
 
 func ends(t *testing.T, f fault) {
 	s := newSite(t, yes)
-	// The rows are made, and commits leave marks.
-	warm := s.lead(fault{})
-	s.await("the receivers are known", func() bool {
-		rows, err := s.messages.Receivers(t.Context())
-		state, serr := s.messages.OutboxState(t.Context())
-		return err == nil && serr == nil && len(rows) == 3 && state.On
-	})
-	warm.close()
-
+	s.warm()
 	first := s.lead(f)
 	var want []string
 	for _, to := range []im.UserID{"bob", "cid", "dan"} {
