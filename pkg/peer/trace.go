@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"net/http"
 	"sync"
 	"time"
 
@@ -94,14 +93,12 @@ func attempt(p *place, m *Method, here, parent trace.Context, begin time.Time, t
 	return x
 }
 
-// traced carries the trace of a request's context to the other side.
-type traced struct{ next http.RoundTripper }
-
-// RoundTrip sends the request.
-func (t traced) RoundTrip(r *http.Request) (*http.Response, error) {
-	if c := trace.From(r.Context()); c.Sampled() {
-		r = r.Clone(r.Context())
-		r.Header.Set(trace.Header, c.String())
+// carry puts the context of an attempt into ctx and into the header of the call.
+func carry(ctx context.Context, here trace.Context) context.Context {
+	if !here.Sampled() {
+		return ctx
 	}
-	return t.next.RoundTrip(r)
+	ctx, info := connect.NewClientContext(trace.With(ctx, here))
+	info.RequestHeader().Set(trace.Header, here.String())
+	return ctx
 }

@@ -69,6 +69,7 @@ type MessageStore interface {
 	Workers
 	Fences
 	Jobs
+	Outbox
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
