@@ -120,6 +120,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(c.inFlight, float64(o.remote.inFlight.Load()), string(id))
 		}
 	}
+	if !c.s.linked.Load() {
+		return
+	}
 	for _, g := range c.s.groups() {
 		g.mu.Lock()
 		tokens, n, out := g.budget.Tokens(time.Now()), len(g.places), g.eject.Out()

@@ -26,7 +26,8 @@ type Set struct {
 	push      service[internalv1connect.PushServiceHandler]
 	gateway   service[internalv1connect.GatewayServiceHandler]
 
-	metrics *metrics // nil without Link
+	metrics *metrics // nil before Measure or Link
+	linked  atomic.Bool
 	link    Link
 	others  atomic.Pointer[map[im.NodeID]*place] // other processes, whatever their state
 
