@@ -47,7 +47,7 @@ const (
 // Deps is what the module works with.
 type Deps struct {
 	Log      *zap.Logger
-	Reg      prometheus.Registerer // nil = for what is never started
+	Reg      prometheus.Registerer
 	BootID   string
 	Roles    []string // of this node
 	Set      *peer.Set
@@ -80,7 +80,6 @@ func New(cfg Config, d Deps) *Peers {
 	p := &Peers{cfg: cfg, Deps: d}
 	if d.Reg != nil {
 		p.refused = newRefused(d.Reg)
-		d.Set.Measure(d.Reg)
 	}
 	if d.Settings != nil && cfg.Listen != "" {
 		d.Settings.Subscribe("peers", p.apply)

@@ -244,7 +244,7 @@ func (f *fanout) send(ctx context.Context, node im.NodeID, items []fanoutItem) {
 	req := &v1.FanoutRequest{Items: make([]*v1.FanoutItem, len(items))}
 	for i, it := range items {
 		if it.entry != nil {
-			it.item.What = &v1.FanoutItem_Entry{Entry: wireEntry(it.entry)}
+			it.item.What = &v1.FanoutItem_Entry{Entry: im.WireEntry(it.entry)}
 		}
 		req.Items[i] = it.item
 	}

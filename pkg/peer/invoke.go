@@ -155,7 +155,7 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	defer cancel()
 	parent := trace.From(ctx)
 	here := parent.Child()
-	actx = carry(actx, here)
+	actx = trace.With(actx, here)
 	begin := time.Now()
 	p.remote.begin()
 	res, err := f(v.at(p.remote), actx, req)

@@ -37,26 +37,19 @@ type Link struct {
 	Zone   string
 	Points int // of the rings, for a node of weight 1; 0 = ring.DefaultPoints
 	Security
-	Reg prometheus.Registerer // not needed after Measure
+	Reg prometheus.Registerer
 }
 
 // Link lets the Set call other processes, those that Update names. Once, before
 // any of them is called.
 func (s *Set) Link(l Link) {
 	s.link = l
-	if s.metrics == nil {
-		s.Measure(l.Reg)
-	}
+	s.metrics = newMetrics(l.Reg, s)
 	s.view = &control.View{}
 	for _, g := range s.groups() {
 		g.zone = l.Zone
 	}
-	s.linked.Store(true)
 }
-
-// Measure registers the metrics of calls to other processes. Once; Link does it
-// otherwise.
-func (s *Set) Measure(reg prometheus.Registerer) { s.metrics = newMetrics(reg, s) }
 
 // Points is how many points a node of weight 1 has on the rings, 0 =
 // ring.DefaultPoints; for those who make the ring of a view themselves.
@@ -65,7 +58,7 @@ func (s *Set) Points() int { return s.link.Points }
 // Update takes in who is in the cluster. Nodes that are gone get no new calls;
 // what is in flight with them may end. Without Link it does nothing.
 func (s *Set) Update(v *control.View) {
-	if !s.linked.Load() {
+	if s.metrics == nil {
 		return
 	}
 	s.mu.Lock()
@@ -76,7 +69,7 @@ func (s *Set) Update(v *control.View) {
 // SetPlace says where the nodes of a role are, whatever the registry says.
 // Without Link it does nothing.
 func (s *Set) SetPlace(role string, nodes []control.Node) {
-	if !s.linked.Load() {
+	if s.metrics == nil {
 		return
 	}
 	s.mu.Lock()

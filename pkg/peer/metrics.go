@@ -120,9 +120,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(c.inFlight, float64(o.remote.inFlight.Load()), string(id))
 		}
 	}
-	if !c.s.linked.Load() {
-		return
-	}
 	for _, g := range c.s.groups() {
 		g.mu.Lock()
 		tokens, n, out := g.budget.Tokens(time.Now()), len(g.places), g.eject.Out()

@@ -26,8 +26,7 @@ type Set struct {
 	push      service[internalv1connect.PushServiceHandler]
 	gateway   service[internalv1connect.GatewayServiceHandler]
 
-	metrics *metrics // nil before Measure or Link
-	linked  atomic.Bool
+	metrics *metrics // nil without Link
 	link    Link
 	others  atomic.Pointer[map[im.NodeID]*place] // other processes, whatever their state
 

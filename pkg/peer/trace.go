@@ -93,12 +93,14 @@ func attempt(p *place, m *Method, here, parent trace.Context, begin time.Time, t
 	return x
 }
 
-// carry puts the context of an attempt into ctx and into the header of the call.
-func carry(ctx context.Context, here trace.Context) context.Context {
-	if !here.Sampled() {
-		return ctx
+// traced carries the trace of a call's context to the other side.
+func traced(next connect.ClientFunc) connect.ClientFunc {
+	return func(ctx context.Context, spec connect.Spec) (connect.ClientStream, error) {
+		if c := trace.From(ctx); c.Sampled() {
+			if info, ok := connect.CallInfoForClientContext(ctx); ok {
+				info.RequestHeader().Set(trace.Header, c.String())
+			}
+		}
+		return next(ctx, spec)
 	}
-	ctx, info := connect.NewClientContext(trace.With(ctx, here))
-	info.RequestHeader().Set(trace.Header, here.String())
-	return ctx
 }

@@ -42,7 +42,7 @@ type tx struct {
 	version int64     // the number of its commit
 	changed bool
 	newest  int64
-dirty   []*conversation          // changed in memory: flushed before, dropped if it fails
+	dirty   []*conversation          // changed in memory: flushed before, dropped if it fails
 	grown   map[*conversation]im.Seq // heads before those that have new entries
 	feeds   *bool                    // what feeding is to become
 	proving bool                     // it changes notes of sessions
