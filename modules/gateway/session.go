@@ -255,7 +255,7 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	if !s.live() {
 		return errEnded
 	}
-	if s.phaseNow() == waiting {
+	if s.pending && s.phaseNow() == waiting {
 		s.hello(f)
 		return nil
 	}
