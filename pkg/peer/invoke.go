@@ -11,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer/seal"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -57,11 +58,18 @@ func invoke[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 		if err == nil {
 			return res, nil
 		}
-		if retry == maxRetries || !repeatable(m, err) || ctx.Err() != nil || !v.group.mayRetry(time.Now()) {
+		if retry == maxRetries || !repeatable(m, err) || ctx.Err() != nil {
+			return nil, err
+		}
+		unsent := undialled(err) // nobody had work with it: it is free, and another node may have it at once
+		if !unsent && !v.group.mayRetry(time.Now()) {
 			return nil, err
 		}
 		s.metrics.retried(m)
 		tried = append(tried, p.id())
+		if unsent && retry == 0 {
+			continue
+		}
 		if backoff.Sleep(ctx, retryPause(retry)) != nil {
 			return nil, err
 		}
@@ -74,6 +82,12 @@ func repeatable(m *Method, err error) bool {
 		return false
 	}
 	return im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE
+}
+
+// undialled reports whether an attempt failed because there was no connection.
+func undialled(err error) bool {
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op == "dial"
 }
 
 // invokeAt makes a call at one node, once.
@@ -116,11 +130,11 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer[Res], 2) // one slot for each attempt: a late one never blocks
-	attempt := func(p *place, backup bool) {
+	try := func(p *place, backup bool) {
 		res, err := once(ctx, s, v, m, p, f, req)
 		answers <- answer[Res]{res, err, backup}
 	}
-	go attempt(p, false)
+	go try(p, false)
 	due := time.NewTimer(v.group.hedgeDelay(m, time.Now()))
 	defer due.Stop()
 	for out := 1; ; {
@@ -140,7 +154,7 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 			}
 			s.metrics.backup(m)
 			out++
-			go attempt(q, true)
+			go try(q, true)
 		}
 	}
 }
@@ -152,6 +166,9 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	}
 	actx, cancel := context.WithTimeout(ctx, AttemptTimeout)
 	defer cancel()
+	parent := trace.From(ctx)
+	here := parent.Child()
+	actx = trace.With(actx, here)
 	begin := time.Now()
 	p.remote.begin()
 	res, err := f(v.at(p.remote), actx, req)
@@ -163,6 +180,9 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 		s.ejected(v.group, p, err)
 	}
 	s.metrics.answered(p, m, took, err)
+	if here.Sampled() {
+		s.trace.Span(attempt(p, m, here, parent, begin, took, err))
+	}
 	if err != nil {
 		return nil, failed(m.Name, err)
 	}
@@ -181,14 +201,13 @@ func failed(op string, err error) error {
 
 // outcome is what an attempt says about its node. ctx is that of the caller.
 func outcome(ctx context.Context, err error) balance.Outcome {
-	var dial *net.OpError
 	var distrust seal.ErrPeer
 	switch {
 	case err == nil:
 		return balance.OK
 	case errors.Is(ctx.Err(), context.Canceled):
 		return balance.Gone
-	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &distrust):
+	case undialled(err), errors.As(err, &distrust):
 		return balance.Unreachable
 	}
 	e := im.FromConnect("", err)
