@@ -165,21 +165,26 @@ func (p *pair) login(at int, user, login, device string, class im.Class) (*teste
 var policyRows = []struct {
 	name  string
 	set   LoginConfig
+	hot   []string // settings over it
 	steps []string // LOGIN/CLASS, or LOGIN/CLASS! if it is refused; then who is live
 }{
-	{"multi 2", LoginConfig{Mode: "multi", Multi: 2}, []string{
+	{"multi 2", LoginConfig{Mode: "multi", Multi: 2}, nil, []string{
 		"a/phone: a", "b/phone: a b", "c/web: a b c", "d/phone: b c d", "b/phone: b c d"}},
-	{"kick_old, one per class", LoginConfig{Mode: "kick_old", Multi: 1, SameClass: true}, []string{
+	{"kick_old, one per class", LoginConfig{Mode: "kick_old", Multi: 1, SameClass: true}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/phone: b c", "c/phone: b c"}},
-	{"kick_old, one in all", LoginConfig{Mode: "kick_old", Multi: 1}, []string{
+	{"kick_old, one in all", LoginConfig{Mode: "kick_old", Multi: 1}, nil, []string{
 		"a/phone: a", "b/web: b", "b/web: b", "c/bot: c"}},
-	{"reject_new, one per class", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true}, []string{
+	{"reject_new, one per class", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true}, nil, []string{
 		"a/phone: a", "b/phone!: a", "c/web: a c", "a/phone: a c"}},
-	{"reject_new, one in all", LoginConfig{Mode: "reject_new", Multi: 1}, []string{
+	{"reject_new, one in all", LoginConfig{Mode: "reject_new", Multi: 1}, nil, []string{
 		"a/phone: a", "b/web!: a", "a/phone: a"}},
-	{"multi with a total of 2", LoginConfig{Mode: "multi", Multi: 5, Total: 2}, []string{
+	{"multi with a total of 2", LoginConfig{Mode: "multi", Multi: 5, Total: 2}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/bot: b c"}},
-	{"reject_new with a total of 2", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true, Total: 2}, []string{
+	{"multi, phones kick_old", LoginConfig{Mode: "multi", Multi: 10, SameClass: true}, []string{"gateway.login.phone.mode", "kick_old"}, []string{
+		"a/phone: a", "b/web: a b", "c/phone: b c", "d/web: b c d"}},
+	{"kick_old in all, bots multi 2", LoginConfig{Mode: "kick_old", Multi: 1}, []string{"gateway.login.bot.mode", "multi", "gateway.login.bot.multi", "2"}, []string{
+		"a/phone: a", "b/bot: a b", "c/bot: a b c", "d/bot: a c d", "e/web: e"}},
+	{"reject_new with a total of 2", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true, Total: 2}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/bot!: a b"}},
 }
 
@@ -191,6 +196,7 @@ func TestPolicyTable(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			p := beginPair(t, func(c *Config) { c.Login = row.set })
+			p.hot.put(row.hot...)
 			at := map[string]*testenv.Client{}
 			for i, step := range row.steps {
 				what, rest, _ := strings.Cut(step, ": ")
