@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/imdhq/imd/modules/peers"
+	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
@@ -53,6 +54,7 @@ var sectionDocs = map[string]string{
 	"push":         "The role that hands new messages to the gateways.",
 	"gateway":      "The role that talks to clients.",
 	"scheduler":    "The role that does what only one node may do.",
+	"tracing":      "Spans of OpenTelemetry.",
 	"peers":        "How processes with different roles call each other.",
 }
 
@@ -66,6 +68,8 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
 		{Name: "seq", Doc: "How entries get their numbers.", New: func() any { c := storage.DefaultSeqConfig(); return &c }},
 		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
+		{Name: "webhooks", Doc: "Who of your backend is told what happens.", New: func() any { c := scheduler.DefaultWebhookConfig(); return &c }},
+		{Name: "offline_push", Doc: "Who wakes devices that are not connected.", New: func() any { c := scheduler.DefaultPushConfig(); return &c }},
 	}
 	for _, s := range specs {
 		if s.Config != nil {

@@ -3,39 +3,43 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
-	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/outbox"
+	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/webhook"
+	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
 // Election is the name of the election in which this role takes part.
 const Election = "scheduler"
 
-const (
-	// every is how often expired revocations are removed.
-	every = time.Hour
-	// first is how long after it was elected a leader waits for its first round.
-	first = time.Minute
-	// limit is how long one round may take.
-	limit = 10 * time.Second
-)
+// limit is how long one round of a job, and one call for its row, may take.
+const limit = 10 * time.Second
 
-// messages is what the scheduler asks of the message store.
-type messages interface {
+// Messages is what the scheduler asks of the message store.
+type Messages interface {
 	store.Fences
+	store.Jobs
+	store.Outbox
+	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 }
 
-// elector is what the scheduler asks of the control plane.
-type elector interface {
+// Elector is what the scheduler asks of the control plane.
+type Elector interface {
 	Campaign(ctx context.Context, c control.Candidacy) error
 }
 
@@ -43,18 +47,36 @@ type elector interface {
 type Deps struct {
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
-	Elector func() elector // asked once, in Run; nil = there is none yet
-	Store   func() (messages, error)
+	Elector func() Elector // asked once, in Run; nil = there is none yet
+	Store   func() (Messages, error)
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
+	// Live finds the routes of users; nil = that cannot be known here.
+	Live     func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Webhooks WebhookConfig
+	Push     PushConfig
+	Version  string // of the program, for receivers
 }
 
 // Scheduler is the scheduler role of one node.
 type Scheduler struct {
 	Deps
 	runs    *prometheus.CounterVec
+	took    *prometheus.HistogramVec
 	expired prometheus.Counter
 	swept   prometheus.Counter
+	board   *board
+
+	gathered prometheus.Counter
+	trimmed  prometheus.Counter
+	handed   prometheus.Counter
+	pushed   *prometheus.CounterVec
+	hooks    *outbox.Metrics
+
+	receivers []receiver      // set by Start
+	provider  outbox.Provider // set by Start; nil = offline users are not notified
+	news      *news           // there are new events
+	poke      chan struct{}   // capacity 1: pushes became due
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -68,18 +90,34 @@ func Spec() module.Spec {
 		Role:  true,
 		Needs: []string{"controlplane", "storage", "peers"},
 		New: func(env *module.Env) (module.Module, error) {
-			return New(Deps{
-				Log: env.Log, Reg: env.Reg,
-				Elector: func() elector {
+			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
+			if err := errors.Join(env.Config("webhooks", &hooks), env.Config("offline_push", &push)); err != nil {
+				return nil, err
+			}
+			s := New(Deps{
+				Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
+				Live: func(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+					r, err := env.Store.Routes()
+					if err != nil {
+						return nil, err
+					}
+					return r.Lookup(ctx, users)
+				},
+				Elector: func() Elector {
 					if e := env.Control.Elector(); e != nil {
 						return e
 					}
 					return nil
 				},
-				Store:  func() (messages, error) { return env.Store.Messages() },
+				Store:  func() (Messages, error) { return env.Store.Messages() },
 				Routes: func() (store.Sweeper, error) { return env.Store.Routes() },
 				View:   env.Control.View,
-			}), nil
+			})
+			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
+			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
+			adminv1connect.RegisterWebhookServiceHandler(hookService.Connect(), service{s})
+			hookService.Mount(env.MountOps, func(h http.Handler) http.Handler { return admin.Auth(env.Keys.AdminKey(), h) })
+			return s, nil
 		},
 	}
 }
@@ -88,18 +126,31 @@ func Spec() module.Spec {
 func New(d Deps) *Scheduler {
 	s := &Scheduler{Deps: d, leave: make(chan struct{}), left: make(chan struct{}),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "runs_total",
-			Help: "Rounds of a job: ok, failed, or fenced because another node leads."}, []string{"job", "result"}),
+			Help: "Rounds of a job: ok, failed, fenced because another node leads, or ended with the term."}, []string{"job", "result"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "imd", Subsystem: "scheduler", Name: "run_seconds",
+			Help: "How long rounds of a job took.", Buckets: []float64{.001, .005, .025, .1, .5, 2, 10}}, []string{"job"}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
 			Help: "Revocations removed because no token can need them any more."}),
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
-	d.Reg.MustRegister(s.runs, s.expired, s.swept)
+	s.board = newBoard(s.jobs())
+	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
+		Help: "Marks of commits turned into events."})
+	s.trimmed = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "trimmed_total",
+		Help: "Events removed because of their age."})
+	s.handed = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "handed_over_total",
+		Help: "Conversations of offline users of which they are to be notified."})
+	s.pushed = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "pushes_total",
+		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
+	s.hooks = outbox.NewMetrics(d.Reg)
+	s.news, s.poke = newNews(), make(chan struct{}, 1)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed)
 	return s
 }
 
-// Start has nothing to open.
-func (s *Scheduler) Start(context.Context) error { return nil }
+// Start reads the keys of receivers.
+func (s *Scheduler) Start(context.Context) error { return s.openReceivers() }
 
 // Run takes part in the election until the node drains, and ends with ctx.
 func (s *Scheduler) Run(ctx context.Context) error {
@@ -133,54 +184,20 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 	})
 }
 
-// lead does the work of the one that was elected.
-func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
-	next := time.NewTimer(first)
-	defer next.Stop()
-	look := time.NewTicker(sweepEvery)
-	defer look.Stop()
-	dead := absence{}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-next.C:
-			if err := s.expire(ctx, t); errors.Is(err, store.ErrFenced) {
-				return err
-			}
-			next.Reset(every)
-		case now := <-look.C:
-			if err := s.sweep(ctx, t, dead, now); errors.Is(err, store.ErrFenced) {
-				return err
-			}
-		}
-	}
-}
-
-// expire is one round. Its error has been dealt with, except for ErrFenced.
+// expire is one round.
 func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	n := 0
 	st, err := s.Store()
-	if err == nil {
-		failpoint.Hit(failpoint.BeforeEffect)
-		n, err = st.Expire(ctx, t.Proof(), time.Now())
+	if err != nil {
+		return err
 	}
-	token := zap.Int64("token", t.Proof().Token)
-	switch {
-	case errors.Is(err, store.ErrFenced):
-		s.runs.WithLabelValues("expire", "fenced").Inc()
-		s.Log.Warn("another node leads; nothing was removed", token, obs.Err(err))
-	case err != nil:
-		s.runs.WithLabelValues("expire", "failed").Inc()
-		s.Log.Warn("expired revocations stay until the next round", obs.Err(err))
-	default:
-		s.runs.WithLabelValues("expire", "ok").Inc()
-		s.expired.Add(float64(n))
-		s.Log.Info("expired revocations were removed", zap.Int("removed", n), token)
+	failpoint.Hit(failpoint.BeforeEffect)
+	n, err := st.Expire(ctx, t.Proof(), time.Now())
+	if err != nil {
+		return err
 	}
-	return err
+	s.expired.Add(float64(n))
+	s.Log.Info("expired revocations were removed", zap.Int("removed", n), zap.Int64("token", t.Proof().Token))
+	return nil
 }
 
 // Drain resigns, so that another node leads before this one stops.
@@ -194,5 +211,15 @@ func (s *Scheduler) Drain(ctx context.Context) error {
 	}
 }
 
-// Close has nothing to free.
-func (s *Scheduler) Close() error { return nil }
+// Close ends connections to receivers that are idle.
+func (s *Scheduler) Close() error {
+	for _, r := range s.receivers {
+		r.sender.Close()
+	}
+	if p, ok := s.provider.(outbox.WebhookProvider); ok {
+		if c, ok := p.Sender.(*webhook.Sender); ok {
+			c.Close()
+		}
+	}
+	return nil
+}

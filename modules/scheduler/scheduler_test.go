@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 )
 
@@ -24,11 +26,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // counting is a store that expires three revocations at a time.
 type counting struct {
 	store.Fences // what a test does not need panics
+	store.Outbox
 
 	mu    sync.Mutex
 	calls []store.Proof
 	err   error
+	away  bool  // the rows of jobs cannot be read
+	old   int   // events that are too old
 	leads int64 // the token of the fence
+	jobs  map[string]store.JobRow
 	homes []store.Home
 	swept []store.Home
 	view  control.View
@@ -38,6 +44,60 @@ func (c *counting) Fence(context.Context, string) (store.Fence, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return store.Fence{Name: Election, Token: c.leads, Holder: "n/b"}, nil
+}
+
+func (c *counting) SaveJob(_ context.Context, p store.Proof, j store.JobRow) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.jobs == nil {
+		c.jobs = map[string]store.JobRow{}
+	}
+	j.Token, j.Holder = p.Token, p.Holder
+	c.jobs[j.Name] = j
+	return nil
+}
+
+func (c *counting) Jobs(context.Context) ([]store.JobRow, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.away {
+		return nil, errors.New("away")
+	}
+	return slices.Collect(maps.Values(c.jobs)), nil
+}
+
+// Nobody is told of anything.
+func (c *counting) OutboxState(context.Context) (store.OutboxState, error) {
+	return store.OutboxState{First: 1}, nil
+}
+func (c *counting) Receivers(context.Context) ([]store.Receiver, error) { return nil, nil }
+
+func (c *counting) TrimEvents(_ context.Context, p store.Proof, before time.Time, _ int) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(c.old, trimMost)
+	if before.After(time.Now().Add(-DefaultWebhookConfig().Keep)) || p.Token == 0 {
+		n = 0
+	}
+	c.old -= n
+	return n, nil
+}
+
+func (c *counting) Entry(context.Context, im.ConversationID, im.Seq) (im.Entry, error) {
+	return im.Entry{}, store.ErrNotFound
+}
+
+// rounds is how often revocations were expired, or not.
+func (c *counting) rounds() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.calls)
+}
+
+func (c *counting) row(job string) store.JobRow {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.jobs[job]
 }
 
 func (c *counting) Homes(context.Context) ([]store.Home, error) {
@@ -104,42 +164,45 @@ func (e *sole) Campaign(ctx context.Context, c control.Candidacy) error {
 	return nil
 }
 
-// running runs a scheduler around a test of its work.
+// running runs a scheduler around a test of its work, in a bubble of time.
 func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &sole{}
-		s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() elector { return e },
-			Store:  func() (messages, error) { return c, nil },
-			Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
-		test(s, e)
-		if err := s.Drain(t.Context()); err != nil {
-			t.Errorf("Drain: %v", err)
-		}
-		synctest.Wait()
-		select {
-		case err := <-done:
-			t.Errorf("Run ended with the drain: %v", err)
-		default:
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	synctest.Test(t, func(t *testing.T) { during(t, c, test) })
+}
+
+// during runs a scheduler around a test of its work.
+func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
+	e := &sole{}
+	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
+		Store:  func() (Messages, error) { return c, nil },
+		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	test(s, e)
+	if err := s.Drain(t.Context()); err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+	synctest.Wait()
+	select {
+	case err := <-done:
+		t.Errorf("Run ended with the drain: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestTheLeaderExpiresRevocationsEveryHour(t *testing.T) {
 	c := &counting{}
 	running(t, c, func(s *Scheduler, _ *sole) {
-		time.Sleep(first + 2*every + time.Second)
+		time.Sleep(2*time.Hour + time.Second)
 		c.fail(errors.New("away"))
-		time.Sleep(every)
+		time.Sleep(time.Hour + 2*time.Second)
 		synctest.Wait()
-		if len(c.calls) != 4 || c.calls[3] != term(1).Proof() {
-			t.Errorf("rounds %v, want 4 of the first term: a failure does not end it", c.calls)
+		if n := len(c.calls); n < 5 || n > 7 || c.calls[4] != term(1).Proof() {
+			t.Errorf("rounds %v, want 3 and some tries of the first term: a failure does not end it", c.calls)
 		}
 		if got := testutil.ToFloat64(s.expired); got != 9 {
 			t.Errorf("%v counted, want 9: a failed round counts nothing", got)
@@ -150,9 +213,9 @@ func TestTheLeaderExpiresRevocationsEveryHour(t *testing.T) {
 func TestAFencedLeaderStandsDown(t *testing.T) {
 	c := &counting{err: fmt.Errorf("token 1: %w", store.ErrFenced)}
 	running(t, c, func(s *Scheduler, e *sole) {
-		time.Sleep(first + time.Second)
+		time.Sleep(time.Second)
 		c.fail(nil)
-		time.Sleep(first + 2*time.Second)
+		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if len(c.calls) != 2 || c.calls[1] != term(2).Proof() || e.terms != 2 {
 			t.Errorf("rounds %v in %d terms", c.calls, e.terms)
@@ -199,8 +262,20 @@ func TestTheLeaderSweepsWhatDeadGatewaysLeft(t *testing.T) {
 }
 
 func TestWithoutAControlPlane(t *testing.T) {
-	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() elector { return nil }})
+	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return nil }})
 	if err := s.Run(t.Context()); err == nil {
 		t.Error("Run without an elector works")
 	}
+}
+
+// Events go when they are too old, as many as there are.
+func TestOldEventsGo(t *testing.T) {
+	c := &counting{old: 3*trimMost + 7}
+	running(t, c, func(s *Scheduler, _ *sole) {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := testutil.ToFloat64(s.trimmed); got != 3*trimMost+7 {
+			t.Errorf("%v events went", got)
+		}
+	})
 }

@@ -151,6 +151,8 @@ type Send struct {
 	Row     store.AppendRow // but for Row.Run, which the lane sets
 	Session im.SessionID    // gets no deliver, as it gets the answer; emptied if it was told to try again
 	Size    int             // bytes that count against the limits
+	// Traceparent is handed through for those who make spans.
+	Traceparent string
 }
 
 // slot is the place of one send in its run.
