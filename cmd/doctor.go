@@ -25,7 +25,8 @@ prints one line a check, with what to do where something is wrong. It starts
 nothing and may run beside a node. Of an etcd cluster it judges reach, quorum,
 members, version, write, fsync and commit latency, size, alarms, compaction and
 clocks; it writes one key a few times and removes it. Of a Postgres it judges
-version, encoding, durability, standbys, poolers, clock, distance, TLS and schema;
+version, encoding, durability, standbys, connections, poolers, clock, distance, TLS
+and schema;
 of Redis reach, login, latency, version, role and eviction policy; it changes
 nothing in either.
 

@@ -93,7 +93,7 @@ func New(cfg Config, deps Deps) *Storage {
 			Help: "Readiness checks that the message store failed.",
 		}),
 	}
-	deps.Reg.MustRegister(s.pings, s.failures)
+	deps.Reg.MustRegister(s.pings, s.failures, pools{deps.Handle})
 	return s
 }
 

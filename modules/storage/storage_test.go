@@ -280,3 +280,47 @@ func TestPostgresName(t *testing.T) {
 		t.Errorf("without: %s of %s", dsn, key)
 	}
 }
+
+// pooledMessages is a message store with connections.
+type pooledMessages struct{ *fakeMessages }
+
+func (pooledMessages) Pools() []store.Pool {
+	return []store.Pool{{Name: "read", Most: 8, Open: 5, InUse: 2, Waits: 7, Waited: 1500 * time.Millisecond, GivenUp: 3}}
+}
+
+func TestPoolsAreShown(t *testing.T) {
+	reg, handle := prometheus.NewRegistry(), &store.Handle{}
+	New(DefaultConfig(), Deps{Log: zaptest.NewLogger(t), Reg: reg, Handle: handle})
+	values := func() map[string]float64 {
+		got := map[string]float64{}
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.Metric {
+				name := strings.TrimPrefix(f.GetName(), "imd_storage_")
+				for _, l := range m.Label {
+					name += " " + l.GetValue()
+				}
+				got[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+		return got
+	}
+	closed := len(values())
+	handle.SetMessages(&fakeMessages{})
+	if n := len(values()); n != closed {
+		t.Errorf("a store without pools shows %d values more", n-closed)
+	}
+	handle.SetMessages(pooledMessages{&fakeMessages{}})
+	got := values()
+	for name, want := range map[string]float64{
+		"pool_connections read in_use": 2, "pool_connections read idle": 3, "pool_connections_limit read": 8,
+		"pool_waits_total read": 7, "pool_wait_seconds_total read": 1.5, "pool_given_up_total read": 3,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+}

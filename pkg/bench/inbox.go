@@ -25,6 +25,7 @@ type inbox struct {
 	toAck   []*conv
 	large   bool                   // all conversations have more members than receipts are shown for
 	again   bool                   // another sync is due
+	reads   bool                   // only what the scenario asks for: it takes no hints
 	backlog func(have int64) int64 // the cursor to resume from
 }
 
@@ -233,6 +234,9 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 
 // head takes a hint that there is more.
 func (b *inbox) head(h *clientv1.Head) {
+	if b.reads {
+		return
+	}
 	cv := b.conv([]byte(h.ConversationId))
 	switch {
 	case cv.tl != nil:

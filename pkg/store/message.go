@@ -322,7 +322,8 @@ type Positions interface {
 	Position(ctx context.Context, conv im.ConversationID, user im.UserID) (Position, error)
 	// SavePositions moves delivered and read positions up, never down and never
 	// past the head, in one transaction. It returns where each stands afterwards,
-	// one for one and in order, with Unread counted. Positions of users that are
+	// one for one and in order, with Unread counted for those with Read: counting
+	// costs far more than moving. Positions of users that are
 	// no members now are ignored; they come back with Kind unspecified and
 	// nothing but Conversation and User. ErrUnknownOutcome: run it again.
 	SavePositions(ctx context.Context, p []Position) ([]Position, error)
@@ -336,7 +337,7 @@ type Position struct {
 	Read         im.Seq // includes Delivered: reading is receiving
 	Start        im.Seq // set by the store; Delivered is never below it
 	Head         im.Seq // set by the store: newest entry the user may see, never below Start
-	Unread       int    // set by the store, at most MaxUnread
+	Unread       int    // set by the store if it counts, at most MaxUnread
 	Members      int    // set by the store: present members of the conversation
 	Kind         clientv1.ConversationKind
 	Peer         im.UserID // set by the store: direct, the other user

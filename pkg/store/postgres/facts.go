@@ -56,8 +56,18 @@ type Facts struct {
 	Remote      bool          // reached over a network
 	Skew        time.Duration // of its clock against this machine's
 	Round       time.Duration // of one question
-	Free        int           // connections that ordinary users may still open
+	Server      Room          // for connections of ordinary users to the server
+	Database    Room          // for connections to the database
+	Role        Room          // for connections of the user
+	Needed      int           // connections that a node on this machine opens at most
 	Schema      Schema
+}
+
+// Room is how many connections there may be, and are.
+type Room struct {
+	Most int // negative = no limit
+	Used int
+	Ours int // of Used: those of imd
 }
 
 // Examine collects the facts of a database. Errors: store.ErrDSN, and a sentence
@@ -79,7 +89,16 @@ const sqlFacts = `SELECT current_setting('server_version_num')::int, current_set
   current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication), pg_is_in_recovery(),
   coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
   inet_server_addr() IS NOT NULL AND NOT inet_server_addr() <<= '127.0.0.0/8' AND inet_server_addr() <> '::1',
-  current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')`
+  current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`
+
+// sqlRoom counts connections: to the server, to the database and of the user. The
+// limit of a user does not hold for one that may do everything.
+const sqlRoom = `SELECT (SELECT datconnlimit FROM pg_database WHERE datname = current_database()),
+  (SELECT CASE WHEN rolsuper THEN -1 ELSE rolconnlimit END FROM pg_roles WHERE rolname = current_user),
+  count(*), count(*) FILTER (WHERE application_name = 'imd'),
+  count(*) FILTER (WHERE datname = current_database()), count(*) FILTER (WHERE datname = current_database() AND application_name = 'imd'),
+  count(*) FILTER (WHERE usename = current_user), count(*) FILTER (WHERE usename = current_user AND application_name = 'imd')
+  FROM pg_stat_activity WHERE backend_type = 'client backend'`
 
 // examine collects the facts over two connections at once: a pooler shows as
 // one server process for both.
@@ -104,7 +123,13 @@ func examine(ctx context.Context, src source) (f Facts, err error) {
 		return f, err
 	}
 	err = a.QueryRow(ctx, sqlFacts).Scan(&f.Version, &f.VersionText, &f.Encoding, &f.Fsync, &f.FullPages, &f.SyncCommit,
-		&f.SyncNames, &f.Standbys, &f.Standby, &f.TLS, &f.Remote, &f.Free)
+		&f.SyncNames, &f.Standbys, &f.Standby, &f.TLS, &f.Remote, &f.Server.Most)
+	if err != nil {
+		return f, err
+	}
+	f.Needed = connsFor(processors())
+	err = a.QueryRow(ctx, sqlRoom).Scan(&f.Database.Most, &f.Role.Most, &f.Server.Used, &f.Server.Ours,
+		&f.Database.Used, &f.Database.Ours, &f.Role.Used, &f.Role.Ours)
 	if err != nil {
 		return f, err
 	}
@@ -149,6 +174,7 @@ func (f Facts) Judge() []Finding {
 		good("encoding", f.Encoding)
 	}
 	out = append(out, f.durability()...)
+	out = append(out, f.connections())
 	if f.Pooled {
 		add("pooler", Failing, store.ErrUnsafe, "the database is reached through a pooler in transaction mode, where settings and prepared statements of a session are lost",
 			"connect to the server itself, or set the pooler to session mode")
@@ -177,6 +203,38 @@ func (f Facts) Judge() []Finding {
 		good("schema", fmt.Sprint("version ", f.Schema.Have))
 	}
 	return out
+}
+
+// fullShare is the share of the connections above which hardly any are left.
+const fullShare = 0.9
+
+// connections judges whether there is room for those of a node. It may run
+// already: what imd has open counts as what it needs.
+func (f Facts) connections() Finding {
+	text := fmt.Sprintf("a node on this machine opens up to %d", f.Needed)
+	for _, r := range []struct {
+		Room
+		whose, fix string
+	}{
+		{f.Role, "the user", "raise its limit with ALTER ROLE ... CONNECTION LIMIT"},
+		{f.Database, "the database", "raise its limit with ALTER DATABASE ... CONNECTION LIMIT"},
+		{f.Server, "the server", "raise max_connections"},
+	} {
+		if r.Most < 0 {
+			continue
+		}
+		have := fmt.Sprintf("%s may have %d connections and has %d, %d of them imd's", r.whose, r.Most, r.Used, r.Ours)
+		switch others := r.Used - r.Ours; {
+		case r.Most < f.Needed:
+			return Finding{"connections", Failing, have + "; " + text, r.fix, nil}
+		case r.Most-others < f.Needed, float64(r.Used) > fullShare*float64(r.Most):
+			return Finding{"connections", Doubt, have + "; " + text, r.fix + ", or see who has them in pg_stat_activity", nil}
+		}
+		if r.whose == "the server" {
+			text = have + "; " + text
+		}
+	}
+	return Finding{Check: "connections", Verdict: Good, Text: text}
 }
 
 // durability judges whether what is acknowledged survives.

@@ -132,7 +132,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		conns: s.writers + sideCalls, lock: 300 * time.Millisecond, statement: 2500 * time.Millisecond,
 		call: 3500 * time.Millisecond, wait: time.Second,
 	}
-	reads := limits{conns: 4 * processors(), lock: time.Second, statement: 3 * time.Second, call: 4 * time.Second, wait: time.Second}
+	reads := limits{conns: readsFor(processors()), lock: time.Second, statement: 3 * time.Second, call: 4 * time.Second, wait: time.Second}
 	if s.appends, err = newPool(src.config, appends, s.identify); err != nil {
 		return nil, err
 	}

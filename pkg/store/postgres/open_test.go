@@ -176,7 +176,8 @@ func eventually(t *testing.T, ok func() bool) {
 
 // What the checks make of facts.
 func TestJudge(t *testing.T) {
-	good := Facts{Version: 150018, VersionText: "15.18", Encoding: "UTF8", Fsync: "on", FullPages: "on", SyncCommit: "on", Schema: Schema{Have: 2, Need: 2}}
+	good := Facts{Version: 150018, VersionText: "15.18", Encoding: "UTF8", Fsync: "on", FullPages: "on", SyncCommit: "on", Schema: Schema{Have: 2, Need: 2},
+		Server: Room{97, 20, 12}, Database: Room{Most: -1}, Role: Room{Most: -1}, Needed: 12}
 	for _, tt := range []struct {
 		name    string
 		change  func(*Facts)
@@ -193,6 +194,11 @@ func TestJudge(t *testing.T) {
 		{"a far server", func(f *Facts) { f.Round = 2 * roundDoubt }, "distance", Doubt},
 		{"in the clear", func(f *Facts) { f.Remote = true }, "tls", Doubt},
 		{"over TLS", func(f *Facts) { f.Remote, f.TLS = true, true }, "", Good},
+		{"few connections for the user", func(f *Facts) { f.Role = Room{11, 2, 2} }, "connections", Failing},
+		{"enough connections for the user", func(f *Facts) { f.Role = Room{20, 14, 14} }, "connections", Good},
+		{"strangers have the user's", func(f *Facts) { f.Role = Room{20, 14, 2} }, "connections", Doubt},
+		{"few connections for the database", func(f *Facts) { f.Database = Room{10, 2, 2} }, "connections", Failing},
+		{"a server that is nearly full", func(f *Facts) { f.Server = Room{97, 90, 60} }, "connections", Doubt},
 		{"remote_write", func(f *Facts) { f.SyncCommit = "remote_write" }, "durability", Good},
 	} {
 		f := good

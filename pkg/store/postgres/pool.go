@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/imdhq/imd/pkg/store"
 )
 
 // limits bound the calls of a pool. The server ends a statement before the
@@ -79,6 +81,15 @@ func (l limits) apply(ctx context.Context, conn *pgx.Conn) error {
 }
 
 func ms(d time.Duration) string { return fmt.Sprint(d.Milliseconds()) }
+
+// stat says how the pool is used.
+func (p *pool) stat(name string) store.Pool {
+	s := p.Stat()
+	return store.Pool{
+		Name: name, Most: int(s.MaxConns()), Open: int(s.TotalConns()), InUse: int(s.AcquiredConns()),
+		Waits: s.EmptyAcquireCount(), Waited: s.EmptyAcquireWaitTime(), GivenUp: s.CanceledAcquireCount(),
+	}
+}
 
 // outcome is what a call ended with.
 type outcome[T any] struct {

@@ -14,7 +14,7 @@ import (
 // Position is store.Positions'.
 func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.UserID) (store.Position, error) {
 	const op = "store.Position"
-	out, err := s.positions(ctx, []store.Position{{Conversation: conv, User: user}})
+	out, err := s.positions(ctx, []store.Position{{Conversation: conv, User: user}}, func(store.Position) bool { return true })
 	if err != nil {
 		return store.Position{}, fault(op, err)
 	}
@@ -27,9 +27,10 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 const sqlPositions = `SELECT ` + stayColumns + `, p.i FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS p (user_id, conv, i)
   JOIN member m ON m.user_id = p.user_id AND m.conversation_id = p.conv JOIN conversation c ON c.num = m.conv WHERE m.role > 0`
 
-// positions reads where the users of ps stand, one for one. Those that are no
-// members now have only Conversation and User.
-func (s *Store) positions(ctx context.Context, ps []store.Position) ([]store.Position, error) {
+// positions reads where the users of ps stand, one for one, and counts the unread
+// of those for which count says so. Those that are no members now have only
+// Conversation and User.
+func (s *Store) positions(ctx context.Context, ps []store.Position, count func(store.Position) bool) ([]store.Position, error) {
 	return read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.Position, error) {
 		out := make([]store.Position, len(ps))
 		users, convs := make([]string, len(ps)), make([]string, len(ps))
@@ -41,15 +42,25 @@ func (s *Store) positions(ctx context.Context, ps []store.Position) ([]store.Pos
 		if err != nil {
 			return nil, err
 		}
-		sights, err := seen(ctx, c, list, false)
+		var counted []*stay
+		var which []int // of each counted one: its place
+		for n, st := range list {
+			if count(ps[places[n]]) {
+				counted, which = append(counted, st), append(which, places[n])
+			}
+		}
+		sights, err := seen(ctx, c, counted, false)
 		if err != nil {
 			return nil, err
 		}
 		for n, st := range list {
 			out[places[n]] = store.Position{
 				Conversation: st.id, User: st.User, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
-				Unread: sights[n].unread, Members: st.count, Kind: st.kind, Peer: st.peer(),
+				Members: st.count, Kind: st.kind, Peer: st.peer(),
 			}
+		}
+		for n, sight := range sights {
+			out[which[n]].Unread = sight.unread
 		}
 		return out, nil
 	})
@@ -87,7 +98,7 @@ func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store
 	if _, err := s.exec(ctx, op, sqlMark, convs, users, delivered, reads); err != nil {
 		return nil, err
 	}
-	out, err := s.positions(ctx, ps)
+	out, err := s.positions(ctx, ps, func(p store.Position) bool { return p.Read > 0 })
 	if err != nil {
 		return nil, fault(op, fmt.Errorf("saved, but not read back: %w", unsure(err)))
 	}

@@ -40,6 +40,12 @@ const sideCalls = 2
 // processors only wait for each other.
 func writersFor(processors int) int { return min(max(processors, 2), 4) }
 
+// readsFor is how many reads are under way at once.
+func readsFor(processors int) int { return 4 * processors }
+
+// connsFor is how many connections a node opens at most.
+func connsFor(processors int) int { return writersFor(processors) + sideCalls + readsFor(processors) }
+
 func processors() int { return runtime.GOMAXPROCS(0) }
 
 // read runs fn on a connection of the reading pool.
@@ -92,6 +98,11 @@ func (s *Store) Newest(ctx context.Context) (time.Time, error) {
 
 // Writers is store.MessageStore's.
 func (s *Store) Writers() int { return s.writers }
+
+// Pools is store.Pooled's.
+func (s *Store) Pools() []store.Pool {
+	return []store.Pool{s.appends.stat("append"), s.reads.stat("read")}
+}
 
 // pingPause is how long a change stands for a ping.
 const pingPause = time.Second

@@ -15,14 +15,15 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 	const op = "store.Position"
 	var p store.Position
 	err := s.read(ctx, func(c *conn) (err error) {
-		p, err = c.position(op, conv, user)
+		p, err = c.position(op, conv, user, true)
 		return err
 	})
 	return p, fault(op, err)
 }
 
-// position reads where a present member stands. Errors: not_member.
-func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (store.Position, error) {
+// position reads where a present member stands, and counts its unread entries if
+// count says so. Errors: not_member.
+func (c *conn) position(op string, conv im.ConversationID, user im.UserID, count bool) (store.Position, error) {
 	st, err := c.stayOf(op, conv, user)
 	if err == nil && !st.Present() {
 		err = rules.NotMember(op, conv)
@@ -30,7 +31,10 @@ func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (stor
 	if err != nil {
 		return store.Position{}, err
 	}
-	n, err := c.unread(st)
+	n := 0
+	if count {
+		n, err = c.unread(st)
+	}
 	return store.Position{
 		Conversation: conv, User: user, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
 		Unread: n, Members: st.Count, Kind: st.Kind, Peer: st.peer(user),
@@ -58,7 +62,7 @@ func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			p, err := c.position(op, ps[i].Conversation, ps[i].User)
+			p, err := c.position(op, ps[i].Conversation, ps[i].User, ps[i].Read > 0)
 			if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
 				p, err = store.Position{Conversation: ps[i].Conversation, User: ps[i].User}, nil
 			}
