@@ -80,19 +80,22 @@ type session struct {
 
 	stalled atomic.Bool // the reader waits for answers to leave
 
-	mu       sync.Mutex
-	phase    phase
-	helloBy  time.Time
-	expires  time.Time
-	place    place
-	early    []*shared // deliveries before the welcome
-	runs     run.Queue
-	requests int // without an answer, other than sends
-	unacked  delivery.Pending
-	seen     delivery.Seen
-	beat     heartbeat
-	pull     bool
-	wakeAt   time.Time // what the wheel was asked for; zero = nothing
+	mu      sync.Mutex
+	phase   phase
+	helloBy time.Time
+	expires time.Time
+	place   place
+	// announced is set while the leader of the schedulers is to believe that the
+	// session is there.
+	announced bool
+	early     []*shared // deliveries before the welcome
+	runs      run.Queue
+	requests  int // without an answer, other than sends
+	unacked   delivery.Pending
+	seen      delivery.Seen
+	beat      heartbeat
+	pull      bool
+	wakeAt    time.Time // what the wheel was asked for; zero = nothing
 }
 
 // newSession makes the session of a connection that is about to be upgraded.
@@ -228,6 +231,10 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	case *clientv1.ClientFrame_Ack:
 		s.ack(now, f.Id, k.Ack)
 	case *clientv1.ClientFrame_Pong:
+	case *clientv1.ClientFrame_Typing:
+		if ok { // else it is left out
+			s.typing(now, f.Id, k.Typing)
+		}
 	case *clientv1.ClientFrame_Hello:
 		s.end("bad_frame", "a second hello", 0)
 	default:
@@ -379,6 +386,7 @@ func (s *session) endedLocked(reason string) {
 	s.phase = ended
 	close(s.done)
 	s.g.m.closed.WithLabelValues(reason).Inc()
+	s.g.watchers.ended(s, reason)
 	if ce := s.g.Log.Check(zap.DebugLevel, "session ended"); ce != nil {
 		ce.Write(obs.Session(s.id), obs.User(s.user), zap.String("reason", reason))
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/imdhq/imd/pkg/rate"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // What may change while the gateway runs. A key that the configuration has too
@@ -36,6 +37,11 @@ var (
 		"Logins of all classes together that a user may have; the oldest beyond it ends, or under reject_new the new one is refused. 0 = no bound.", settings.Unit("logins"))
 	classModes, classMultis = byClass()
 
+	presenceLease = settings.Duration("presence.lease", 2*time.Minute, 10*time.Second, time.Hour,
+		"How long a session watches users before it is looked up again whether it may; who left all shared conversations is watched that long at most.")
+	typingMembers = settings.Int("presence.typing_members", protocol.LargeGroup, 2, 200,
+		"Members of a group up to which the others are told who types.", settings.Unit("members"))
+
 	rateFactor = settings.Float("rate.factor", 1, 0.01, 10,
 		"Scales the rates and bursts of frames and sends: those of connections, users and conversations.")
 
@@ -51,6 +57,7 @@ var (
 	declared = settings.Schema{
 		Keys: append(classKeys(), []settings.Declared{
 			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, rateFactor,
+			presenceLease, typingMembers,
 			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
 		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
@@ -119,6 +126,8 @@ type tuning struct {
 	redeliverCount            int
 	login                     loginPolicies
 	rates                     rates
+	presenceLease             time.Duration
+	typingMembers             int
 }
 
 // rates are those in force, with the factor in them.
@@ -134,7 +143,8 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 	return tuning{
 		pingInterval: pingInterval.Or(now, cfg.PingInterval), pongTimeout: pongTimeout.Or(now, cfg.PongTimeout),
 		redeliverAfter: redeliverAfter.Or(now, cfg.RedeliverAfter), redeliverCount: redeliverCount.In(now),
-		login: policies(cfg, now),
+		login:         policies(cfg, now),
+		presenceLease: presenceLease.In(now), typingMembers: typingMembers.In(now),
 		rates: rates{
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),

@@ -11,8 +11,10 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 )
 
@@ -32,6 +34,8 @@ const (
 type messages interface {
 	store.Fences
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
+	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
+	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
 }
 
 // elector is what the scheduler asks of the control plane.
@@ -47,6 +51,10 @@ type Deps struct {
 	Store   func() (messages, error)
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
+	// Gateway is one node's gateway, whose sessions are followed.
+	Gateway func(im.NodeID) gatewayClient
+	// Settings may change while the role runs; nil = none are set.
+	Settings settings.Source
 }
 
 // Scheduler is the scheduler role of one node.
@@ -56,6 +64,8 @@ type Scheduler struct {
 	expired prometheus.Counter
 	swept   prometheus.Counter
 
+	presence *presenceMetrics
+
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
 	left  chan struct{} // closed when the campaign has ended
@@ -64,9 +74,11 @@ type Scheduler struct {
 // Spec declares the scheduler role.
 func Spec() module.Spec {
 	return module.Spec{
-		Name:  "scheduler",
-		Role:  true,
-		Needs: []string{"controlplane", "storage", "peers"},
+		Name:     "scheduler",
+		Role:     true,
+		Needs:    []string{"controlplane", "storage", "peers"},
+		Calls:    []string{"gateway"},
+		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			return New(Deps{
 				Log: env.Log, Reg: env.Reg,
@@ -76,9 +88,11 @@ func Spec() module.Spec {
 					}
 					return nil
 				},
-				Store:  func() (messages, error) { return env.Store.Messages() },
-				Routes: func() (store.Sweeper, error) { return env.Store.Routes() },
-				View:   env.Control.View,
+				Store:    func() (messages, error) { return env.Store.Messages() },
+				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
+				View:     env.Control.View,
+				Gateway:  func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
+				Settings: env.Settings,
 			}), nil
 		},
 	}
@@ -94,6 +108,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
+	s.presence = newPresenceMetrics(d.Reg)
 	d.Reg.MustRegister(s.runs, s.expired, s.swept)
 	return s
 }
@@ -129,7 +144,7 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 	return e.Campaign(ctx, control.Candidacy{
 		Name:   Election,
 		Fences: func() (store.Fences, error) { return s.Store() },
-		Lead:   s.lead,
+		Lead:   s.work,
 	})
 }
 

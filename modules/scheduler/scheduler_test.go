@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 )
 
@@ -53,6 +54,10 @@ func (c *counting) Sweep(_ context.Context, h store.Home) (int, error) {
 	c.homes = slices.DeleteFunc(c.homes, func(x store.Home) bool { return x == h })
 	return 7, nil
 }
+
+func (c *counting) SaveSeen(context.Context, store.Proof, []store.Seen) error { return nil }
+
+func (c *counting) Seen(context.Context, []im.UserID) ([]store.Seen, error) { return nil, nil }
 
 func (c *counting) set(f func(*counting)) {
 	c.mu.Lock()

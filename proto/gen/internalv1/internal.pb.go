@@ -2671,6 +2671,250 @@ func (*PutKeyResponse) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
 }
 
+// VisibleRequest asks whom a user may see.
+type VisibleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who wants to see.
+	UserId string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// At most 1,000.
+	UserIds       []string `protobuf:"bytes,2,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VisibleRequest) Reset() {
+	*x = VisibleRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VisibleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VisibleRequest) ProtoMessage() {}
+
+func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
+func (*VisibleRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *VisibleRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *VisibleRequest) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// VisibleResponse names those of the request that share a conversation with the
+// user, unless there is a block between the two.
+type VisibleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VisibleResponse) Reset() {
+	*x = VisibleResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VisibleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VisibleResponse) ProtoMessage() {}
+
+func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
+func (*VisibleResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *VisibleResponse) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// LastSeenRequest names users, at most 1,000.
+type LastSeenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeenRequest) Reset() {
+	*x = LastSeenRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeenRequest) ProtoMessage() {}
+
+func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
+func (*LastSeenRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *LastSeenRequest) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// LastSeenResponse leaves out users of whom nothing is known.
+type LastSeenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []*LastSeen            `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeenResponse) Reset() {
+	*x = LastSeenResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeenResponse) ProtoMessage() {}
+
+func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
+func (*LastSeenResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *LastSeenResponse) GetUsers() []*LastSeen {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+// LastSeen is when the last session of a user ended.
+type LastSeen struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	AtMs          int64                  `protobuf:"varint,2,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeen) Reset() {
+	*x = LastSeen{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeen) ProtoMessage() {}
+
+func (x *LastSeen) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
+func (*LastSeen) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *LastSeen) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *LastSeen) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
 // KeysRequest asks for keys.
 type KeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2682,7 +2926,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +2938,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +2951,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -2727,7 +2971,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2983,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2996,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -2772,7 +3016,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +3028,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +3041,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -2833,7 +3077,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +3089,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +3102,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -2968,7 +3212,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3224,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3237,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3008,7 +3252,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3264,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3277,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3063,7 +3307,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3319,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3332,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3117,14 +3361,16 @@ type Delivery struct {
 	// The frame is a deliver: it is redelivered until acknowledged.
 	Acked bool `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	// When the commit was done; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// Nothing is lost if it does not arrive: sessions that are behind go without.
+	Relaxed       bool `protobuf:"varint,7,opt,name=relaxed,proto3" json:"relaxed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3382,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3395,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3194,6 +3440,13 @@ func (x *Delivery) GetCommitNs() int64 {
 	return 0
 }
 
+func (x *Delivery) GetRelaxed() bool {
+	if x != nil {
+		return x.Relaxed
+	}
+	return false
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3204,7 +3457,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3469,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3482,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3257,7 +3510,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3522,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3535,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3330,7 +3583,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3342,7 +3595,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3355,7 +3608,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3375,7 +3628,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3640,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3653,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3420,7 +3673,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3685,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3698,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3453,6 +3706,533 @@ func (x *ProbeResponse) GetAlive() []string {
 		return x.Alive
 	}
 	return nil
+}
+
+// FollowRequest says what the leader has of this gateway.
+type FollowRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leader *LeaderProof           `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Number of the last change that it has; 0 = none.
+	After uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// How much of a snapshot it has; 0 = a snapshot may begin.
+	Offset uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// How long to wait for a change, at most 400.
+	WaitMs        int32 `protobuf:"varint,4,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *FollowRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetWaitMs() int32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+// FollowResponse is a page of a snapshot, or the changes behind the one asked for.
+type FollowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the process that answers.
+	BootId  string           `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Changes []*SessionChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	// What to ask for next.
+	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
+	// Changes is part of all there is, from this place on, and not of what changed.
+	Snapshot bool   `protobuf:"varint,4,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Offset   uint64 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The snapshot has more pages.
+	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *FollowResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *FollowResponse) GetChanges() []*SessionChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *FollowResponse) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *FollowResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// SessionChange is one thing that happened at a gateway.
+type SessionChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to What:
+	//
+	//	*SessionChange_Began
+	//	*SessionChange_Ended
+	//	*SessionChange_Watch
+	//	*SessionChange_Unwatch
+	What          isSessionChange_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionChange) Reset() {
+	*x = SessionChange{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionChange) ProtoMessage() {}
+
+func (x *SessionChange) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
+func (*SessionChange) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *SessionChange) GetWhat() isSessionChange_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *SessionChange) GetBegan() *SessionBegan {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Began); ok {
+			return x.Began
+		}
+	}
+	return nil
+}
+
+func (x *SessionChange) GetEnded() *SessionEnded {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Ended); ok {
+			return x.Ended
+		}
+	}
+	return nil
+}
+
+func (x *SessionChange) GetWatch() string {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Watch); ok {
+			return x.Watch
+		}
+	}
+	return ""
+}
+
+func (x *SessionChange) GetUnwatch() string {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Unwatch); ok {
+			return x.Unwatch
+		}
+	}
+	return ""
+}
+
+type isSessionChange_What interface {
+	isSessionChange_What()
+}
+
+type SessionChange_Began struct {
+	Began *SessionBegan `protobuf:"bytes,1,opt,name=began,proto3,oneof"`
+}
+
+type SessionChange_Ended struct {
+	Ended *SessionEnded `protobuf:"bytes,2,opt,name=ended,proto3,oneof"`
+}
+
+type SessionChange_Watch struct {
+	// Somebody here wants to hear of the user.
+	Watch string `protobuf:"bytes,3,opt,name=watch,proto3,oneof"`
+}
+
+type SessionChange_Unwatch struct {
+	// Nobody here does any more.
+	Unwatch string `protobuf:"bytes,4,opt,name=unwatch,proto3,oneof"`
+}
+
+func (*SessionChange_Began) isSessionChange_What() {}
+
+func (*SessionChange_Ended) isSessionChange_What() {}
+
+func (*SessionChange_Watch) isSessionChange_What() {}
+
+func (*SessionChange_Unwatch) isSessionChange_What() {}
+
+// SessionBegan is a session that began, or that got its route.
+type SessionBegan struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	UserId    string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	SessionId string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Stands for login and device.
+	Place uint64 `protobuf:"fixed64,3,opt,name=place,proto3" json:"place,omitempty"`
+	Class string `protobuf:"bytes,4,opt,name=class,proto3" json:"class,omitempty"`
+	// 0 = it has no route yet.
+	RouteEpoch    uint64 `protobuf:"varint,5,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionBegan) Reset() {
+	*x = SessionBegan{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionBegan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionBegan) ProtoMessage() {}
+
+func (x *SessionBegan) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
+func (*SessionBegan) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *SessionBegan) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetPlace() uint64 {
+	if x != nil {
+		return x.Place
+	}
+	return 0
+}
+
+func (x *SessionBegan) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
+}
+
+// SessionEnded is a session that ended.
+type SessionEnded struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	UserId    string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	SessionId string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	AtMs      int64                  `protobuf:"varint,3,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// The client was told to come back.
+	Returns       bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionEnded) Reset() {
+	*x = SessionEnded{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionEnded) ProtoMessage() {}
+
+func (x *SessionEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
+func (*SessionEnded) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *SessionEnded) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *SessionEnded) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SessionEnded) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
+func (x *SessionEnded) GetReturns() bool {
+	if x != nil {
+		return x.Returns
+	}
+	return false
+}
+
+// ShowRequest is what others see of users from now on.
+type ShowRequest struct {
+	state  protoimpl.MessageState   `protogen:"open.v1"`
+	Leader *LeaderProof             `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Users  []*clientv1.UserPresence `protobuf:"bytes,2,rep,name=users,proto3" json:"users,omitempty"`
+	// Sessions of this gateway that newer ones of the same login and device have
+	// displaced.
+	SupersededSessionIds []string `protobuf:"bytes,3,rep,name=superseded_session_ids,json=supersededSessionIds,proto3" json:"superseded_session_ids,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ShowRequest) Reset() {
+	*x = ShowRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowRequest) ProtoMessage() {}
+
+func (x *ShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
+func (*ShowRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *ShowRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *ShowRequest) GetUsers() []*clientv1.UserPresence {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *ShowRequest) GetSupersededSessionIds() []string {
+	if x != nil {
+		return x.SupersededSessionIds
+	}
+	return nil
+}
+
+// ShowResponse is empty.
+type ShowResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowResponse) Reset() {
+	*x = ShowResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowResponse) ProtoMessage() {}
+
+func (x *ShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
+func (*ShowResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -3632,7 +4412,19 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"revoked_ms\x18\x06 \x01(\x03R\trevokedMs\":\n" +
 	"\rPutKeyRequest\x12)\n" +
 	"\x03key\x18\x01 \x01(\v2\x17.imd.internal.v1.ApiKeyR\x03key\"\x10\n" +
-	"\x0ePutKeyResponse\"$\n" +
+	"\x0ePutKeyResponse\"D\n" +
+	"\x0eVisibleRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\buser_ids\x18\x02 \x03(\tR\auserIds\",\n" +
+	"\x0fVisibleResponse\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\",\n" +
+	"\x0fLastSeenRequest\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\"C\n" +
+	"\x10LastSeenResponse\x12/\n" +
+	"\x05users\x18\x01 \x03(\v2\x19.imd.internal.v1.LastSeenR\x05users\"8\n" +
+	"\bLastSeen\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x13\n" +
+	"\x05at_ms\x18\x02 \x01(\x03R\x04atMs\"$\n" +
 	"\vKeysRequest\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\";\n" +
 	"\fKeysResponse\x12+\n" +
@@ -3659,7 +4451,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xaf\x01\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xc9\x01\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3667,7 +4459,8 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x04 \x03(\tR\n" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
-	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\",\n" +
+	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12\x18\n" +
+	"\arelaxed\x18\a \x01(\bR\arelaxed\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
@@ -3683,7 +4476,44 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\"%\n" +
 	"\rProbeResponse\x12\x14\n" +
-	"\x05alive\x18\x01 \x03(\tR\x05alive2\xc1\x06\n" +
+	"\x05alive\x18\x01 \x03(\tR\x05alive\"\x8c\x01\n" +
+	"\rFollowRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x17\n" +
+	"\await_ms\x18\x04 \x01(\x05R\x06waitMs\"\xc1\x01\n" +
+	"\x0eFollowResponse\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x128\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.imd.internal.v1.SessionChangeR\achanges\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x1a\n" +
+	"\bsnapshot\x18\x04 \x01(\bR\bsnapshot\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\"\xb9\x01\n" +
+	"\rSessionChange\x125\n" +
+	"\x05began\x18\x01 \x01(\v2\x1d.imd.internal.v1.SessionBeganH\x00R\x05began\x125\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1d.imd.internal.v1.SessionEndedH\x00R\x05ended\x12\x16\n" +
+	"\x05watch\x18\x03 \x01(\tH\x00R\x05watch\x12\x1a\n" +
+	"\aunwatch\x18\x04 \x01(\tH\x00R\aunwatchB\x06\n" +
+	"\x04what\"\x93\x01\n" +
+	"\fSessionBegan\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05place\x18\x03 \x01(\x06R\x05place\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\x12\x1f\n" +
+	"\vroute_epoch\x18\x05 \x01(\x04R\n" +
+	"routeEpoch\"u\n" +
+	"\fSessionEnded\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x13\n" +
+	"\x05at_ms\x18\x03 \x01(\x03R\x04atMs\x12\x18\n" +
+	"\areturns\x18\x04 \x01(\bR\areturns\"\xac\x01\n" +
+	"\vShowRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
+	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
+	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
+	"\fShowResponse2\xc1\x06\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
@@ -3693,21 +4523,25 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
 	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x82\x05\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xbf\x06\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
 	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12R\n" +
+	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
+	"\aVisible\x12\x1f.imd.internal.v1.VisibleRequest\x1a .imd.internal.v1.VisibleResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x01\x90\x02\x01\x12^\n" +
+	"\bLastSeen\x12 .imd.internal.v1.LastSeenRequest\x1a!.imd.internal.v1.LastSeenResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x01\x90\x02\x01\x12R\n" +
 	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
 	"\vPushService\x12X\n" +
-	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\x98\x02\n" +
+	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xc6\x03\n" +
 	"\x0eGatewayService\x12[\n" +
 	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12R\n" +
 	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12U\n" +
-	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12X\n" +
+	"\x06Follow\x12\x1e.imd.internal.v1.FollowRequest\x1a\x1f.imd.internal.v1.FollowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02\x12R\n" +
+	"\x04Show\x12\x1c.imd.internal.v1.ShowRequest\x1a\x1d.imd.internal.v1.ShowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_internal_proto_rawDescOnce sync.Once
@@ -3721,7 +4555,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -3768,40 +4602,53 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*ApiKey)(nil),                 // 42: imd.internal.v1.ApiKey
 	(*PutKeyRequest)(nil),          // 43: imd.internal.v1.PutKeyRequest
 	(*PutKeyResponse)(nil),         // 44: imd.internal.v1.PutKeyResponse
-	(*KeysRequest)(nil),            // 45: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 46: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 47: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 48: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 49: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 50: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 51: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 52: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 53: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 54: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 55: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 56: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 57: imd.internal.v1.ProbeResponse
-	(clientv1.EntryKind)(0),        // 58: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 59: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 60: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 61: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 62: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 63: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 64: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 65: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 66: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 67: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 68: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 69: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 70: imd.client.v1.Head
+	(*VisibleRequest)(nil),         // 45: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),        // 46: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),        // 47: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),       // 48: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),               // 49: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),            // 50: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),           // 51: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),          // 52: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),             // 53: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),         // 54: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),         // 55: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),            // 56: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 57: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 58: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 59: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 60: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 61: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 62: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 63: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 64: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 65: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 66: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 67: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 68: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 69: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 70: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 71: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 72: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 73: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 74: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 75: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 76: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 77: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 78: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 79: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 80: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 81: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 82: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 83: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	2,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	58, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	59, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	70, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	71, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	4,  // 4: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	60, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	72, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	6,  // 6: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	7,  // 7: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	8,  // 8: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -3809,73 +4656,88 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	10, // 10: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	11, // 11: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	12, // 12: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	61, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	73, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	15, // 14: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	17, // 15: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	62, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	63, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	64, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	65, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	66, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	67, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	74, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	75, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	76, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	77, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	78, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	79, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	24, // 22: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	68, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	61, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	80, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	73, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	27, // 25: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	42, // 26: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	42, // 27: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	48, // 28: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	69, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	62, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	70, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	52, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	51, // 33: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	51, // 34: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	0,  // 35: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	5,  // 36: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	14, // 37: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	18, // 38: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	20, // 39: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	22, // 40: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	25, // 41: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	28, // 42: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	30, // 43: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	32, // 44: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	34, // 45: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	36, // 46: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	38, // 47: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	40, // 48: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 49: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	45, // 50: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	47, // 51: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	50, // 52: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	54, // 53: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	56, // 54: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	3,  // 55: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 56: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 57: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 58: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 59: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 60: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 61: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 62: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 63: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 64: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 65: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 66: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 67: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 68: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 69: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 70: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	49, // 71: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	53, // 72: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	55, // 73: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	57, // 74: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	55, // [55:75] is the sub-list for method output_type
-	35, // [35:55] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	49, // 27: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	42, // 28: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	53, // 29: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	81, // 30: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	74, // 31: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	82, // 32: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	57, // 33: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	56, // 34: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	56, // 35: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	56, // 36: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	65, // 37: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	66, // 38: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	67, // 39: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	56, // 40: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	83, // 41: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 42: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	5,  // 43: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	14, // 44: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	18, // 45: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	20, // 46: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	22, // 47: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	25, // 48: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	28, // 49: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	30, // 50: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	32, // 51: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	34, // 52: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	36, // 53: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	38, // 54: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	40, // 55: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 56: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	45, // 57: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	47, // 58: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	50, // 59: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	52, // 60: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	55, // 61: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	59, // 62: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	61, // 63: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	63, // 64: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	68, // 65: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	3,  // 66: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	13, // 67: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	16, // 68: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	19, // 69: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	21, // 70: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	23, // 71: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	26, // 72: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	29, // 73: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	31, // 74: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	33, // 75: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	35, // 76: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	37, // 77: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	39, // 78: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	41, // 79: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 80: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	46, // 81: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	48, // 82: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	51, // 83: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	54, // 84: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	58, // 85: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	60, // 86: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	62, // 87: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	64, // 88: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	69, // 89: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	66, // [66:90] is the sub-list for method output_type
+	42, // [42:66] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -3893,10 +4755,16 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[48].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[53].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
+	}
+	file_imd_internal_v1_internal_proto_msgTypes[65].OneofWrappers = []any{
+		(*SessionChange_Began)(nil),
+		(*SessionChange_Ended)(nil),
+		(*SessionChange_Watch)(nil),
+		(*SessionChange_Unwatch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3904,7 +4772,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
