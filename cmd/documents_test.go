@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/peer"
 )
@@ -109,6 +110,21 @@ func TestDocumentOfMethods(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", m.Name, m.Picker, m.By, m.Repeat, m.Class)
 	}
 	part(t, "features/split.md", "methods", b.String())
+}
+
+// docs/features/jobs.md has the table of jobs.
+func TestDocumentOfJobs(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| Job | When | Where it stands | Effect | Fence | Deadline | Test |\n|---|---|---|---|---|---|---|\n")
+	for _, j := range scheduler.Jobs() {
+		limit := "the term"
+		if j.Limit > 0 {
+			limit = j.Limit.String()
+		}
+		folder, test, _ := strings.Cut(j.Test, " ")
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | `%s` `%s` |\n", j.Name, j.Trigger, j.Row, j.Effect, j.Fence, limit, folder, test)
+	}
+	part(t, "features/jobs.md", "jobs", b.String())
 }
 
 func orDash(s string) string {

@@ -10,28 +10,40 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// deliver queues a frame from push on the session; false = it has ended.
-func (s *session) deliver(f *shared) bool {
+// deliver queues frames of one conversation from push on the session, but for
+// those that it has written itself, and leaves flushing to the caller; false =
+// it has ended.
+func (s *session) deliver(frames []*shared) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch s.phase {
-	case online:
-		s.deliverLocked(f)
-		return true
-	case joining:
-		if len(s.early) < maxEarly {
-			s.early = append(s.early, f.kept(s.enc))
-			return true
-		}
-		s.early = append(s.early[:0], headsOf(s.early)...)
-		if len(s.early) >= maxEarly {
-			s.endLocked("busy", "too much happened while the session began", minWait)
-			return true
-		}
-		s.early = append(s.early, &shared{conv: f.conv, seq: f.seq})
-		return true
+	defer s.mu.Mutex.Unlock()
+	if s.phase != online && s.phase != joining {
+		return false
 	}
-	return false
+	now := time.Now()
+	for _, f := range frames {
+		switch {
+		case f.author == s.id:
+		case s.phase == online:
+			s.deliverLocked(now, f)
+		case s.phase == joining:
+			s.keepLocked(f)
+		}
+	}
+	return true
+}
+
+// keepLocked keeps a frame until the welcome.
+func (s *session) keepLocked(f *shared) {
+	if len(s.early) < maxEarly {
+		s.early = append(s.early, f.kept(s.enc))
+		return
+	}
+	s.early = append(s.early[:0], headsOf(s.early)...)
+	if len(s.early) >= maxEarly {
+		s.endLocked("busy", "too much happened while the session began", minWait)
+		return
+	}
+	s.early = append(s.early, &shared{conv: f.conv, seq: f.seq})
 }
 
 // kept returns a copy that outlives the call that brought f.
@@ -60,7 +72,7 @@ func headsOf(list []*shared) []*shared {
 }
 
 // deliverLocked queues a frame, or a head in its place.
-func (s *session) deliverLocked(f *shared) {
+func (s *session) deliverLocked(now time.Time, f *shared) {
 	switch {
 	case f.head():
 		s.headLocked(f.conv, f.seq)
@@ -69,11 +81,11 @@ func (s *session) deliverLocked(f *shared) {
 			s.headLocked(f.conv, f.seq) // receipts are dropped: newer ones come
 		}
 	default:
-		s.pushLocked(f)
+		s.pushLocked(now, f)
 	}
 }
 
-func (s *session) pushLocked(f *shared) {
+func (s *session) pushLocked(now time.Time, f *shared) {
 	data, err := f.in(s.enc)
 	if err != nil {
 		s.g.Log.Error("a delivery is no frame", obs.Session(s.id), obs.Err(err))
@@ -91,7 +103,6 @@ func (s *session) pushLocked(f *shared) {
 		return
 	}
 	if f.acked {
-		now := time.Now()
 		s.unacked.Add(now, f.conv, f.seq, data)
 		s.wakeLocked(s.unacked.Next())
 	}
@@ -194,6 +205,7 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 	s.wakeLocked(s.beat.next())
 	s.wakeLocked(s.runs.Next())
 	s.wakeLocked(s.unacked.Next())
+	s.wakeLocked(s.quiet(now))
 	return e.Submit
 }
 

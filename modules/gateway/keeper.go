@@ -295,5 +295,6 @@ func (k *keeper) claimLate(s *session) {
 	if !live {
 		s.release()
 	}
+	k.proveLate(r, claim)
 	k.g.displaced(claim)
 }

@@ -121,6 +121,7 @@ type metrics struct {
 	routesAway  prometheus.Gauge
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
+	outranked   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	presence     *prometheus.CounterVec // label: result (sent, owed)
@@ -158,6 +159,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		presence:     vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
 		typing:       vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
@@ -188,7 +190,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.staleLeaders, m.submitSends, m.send, m.deliver)
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }
 

@@ -25,9 +25,9 @@ const (
 	changesPage = 2000
 	// followWait is the longest that the leader waits for a change.
 	followWait = 400 * time.Millisecond
-	// quietTime is how long the leader may be silent before what it said last is
+	// silentTime is how long the leader may be silent before what it said last is
 	// not given to newcomers any more.
-	quietTime = 5 * time.Second
+	silentTime = 5 * time.Second
 	// presenceStep is how often it is looked for what is owed or to be renewed.
 	presenceStep = time.Second
 	// relaxedFill is how full a queue may be for frames of which nothing is lost.
@@ -215,11 +215,13 @@ func (p *watchers) page(offset uint64) *v1.FollowResponse {
 func (p *watchers) told(users []*clientv1.UserPresence) {
 	p.show.Lock()
 	defer p.show.Unlock()
+	var touched []*session
 	for _, u := range users {
 		if sessions := p.learn(proto.CloneOf(u), true); len(sessions) > 0 {
-			p.send(u, sessions)
+			touched = append(touched, p.send(u, sessions)...)
 		}
 	}
+	flush(touched) // all that one call brings to a session leaves in one message
 }
 
 // learn notes a state and returns who has to hear of it. p.show is held.
@@ -256,16 +258,18 @@ func (p *watchers) giveUp(w *waiter) {
 	w.session = nil
 }
 
-// send tells sessions of a state. p.show is held.
-func (p *watchers) send(u *clientv1.UserPresence, sessions []*session) {
+// send tells sessions of a state, and returns those that are to be flushed.
+// p.show is held.
+func (p *watchers) send(u *clientv1.UserPresence, sessions []*session) (touched []*session) {
 	frame, err := proto.Marshal(presenceFrame(0, []*clientv1.UserPresence{u}))
 	if err != nil {
-		return // ids are checked before they get here
+		return nil // ids are checked before they get here
 	}
 	f := &shared{frame: frame}
 	for _, s := range sessions {
 		if s.relax(f, kindPresence) {
 			p.g.m.presence.WithLabelValues("sent").Inc()
+			touched = append(touched, s)
 			continue
 		}
 		p.g.m.presence.WithLabelValues("owed").Inc()
@@ -276,12 +280,14 @@ func (p *watchers) send(u *clientv1.UserPresence, sessions []*session) {
 		p.owed[s][im.UserID(u.UserId)] = struct{}{}
 		p.mu.Unlock()
 	}
+	return touched
 }
 
-// relax queues a frame that need not arrive; false = the session is behind.
+// relax queues a frame that need not arrive, and leaves flushing to the caller;
+// false = the session is behind.
 func (s *session) relax(f *shared, k kind) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.mu.Mutex.Unlock()
 	if s.phase != online {
 		return true
 	}
@@ -317,7 +323,7 @@ func (p *watchers) payOwed() {
 			}
 			p.mu.Unlock()
 			if state != nil {
-				p.send(state, []*session{s})
+				flush(p.send(state, []*session{s}))
 			}
 		}
 	}
@@ -397,7 +403,7 @@ func (p *watchers) count() {
 func (p *watchers) quiet(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return now.Sub(p.heard) > quietTime
+	return now.Sub(p.heard) > silentTime
 }
 
 // silence is how long the leader has not asked; 0 before it ever did.
@@ -455,9 +461,10 @@ func (s service) leads(op string, p *v1.LeaderProof) error {
 	return s.admit(op, p)
 }
 
-// relaxed queues a frame on sessions; those that are behind go without.
-func (g *Gateway) relaxed(f *shared, sessions []*session) {
+// relaxed lets a frame leave on sessions; those that are behind go without.
+func relaxed(f *shared, sessions []*session) {
 	for _, x := range sessions {
 		x.relax(f, kindTypingOut)
 	}
+	flush(sessions)
 }

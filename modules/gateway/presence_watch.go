@@ -158,7 +158,7 @@ func (p *watchers) fill(ctx context.Context, asking *session, users []im.UserID)
 	for _, u := range found {
 		sessions := slices.DeleteFunc(p.learn(u, false), func(s *session) bool { return s == asking })
 		if len(sessions) > 0 {
-			p.send(u, sessions)
+			flush(p.send(u, sessions))
 		}
 	}
 }
@@ -233,7 +233,7 @@ func (p *watchers) catchUp(s *session, before, now []im.UserID) {
 			continue
 		}
 		if known, _ := p.states([]im.UserID{u}); len(known) > 0 {
-			p.send(known[0], []*session{s})
+			flush(p.send(known[0], []*session{s}))
 		}
 	}
 }

@@ -138,8 +138,14 @@ func (s *session) submitted(conv string, token run.Token, acks []*clientv1.SendA
 	}
 	now := time.Now()
 	var e run.Effects
+	displaced := outranked(acks)
 	s.runs.Done(now, conv, token, acks, failed, &e)
 	s.answerLocked(now, &e)
 	s.mu.Unlock()
+	if displaced != "" {
+		s.g.m.outranked.Inc()
+		s.end(displaced, endTexts[displaced], 0)
+		return
+	}
 	s.submit(e.Submit)
 }

@@ -41,6 +41,8 @@ var (
 		"How long a session watches users before it is looked up again whether it may; who left all shared conversations is watched that long at most.")
 	typingMembers = settings.Int("presence.typing_members", protocol.LargeGroup, 2, 200,
 		"Members of a group up to which the others are told who types.", settings.Unit("members"))
+	strictSessions = settings.Bool("session.strict", false,
+		"Write the rank of each new session to the message store and compare it with every send, so that none of a displaced session is stored. Holds for sessions that begin from then on.")
 
 	rateFactor = settings.Float("rate.factor", 1, 0.01, 10,
 		"Scales the rates and bursts of frames and sends: those of connections, users and conversations.")
@@ -56,7 +58,7 @@ var (
 
 	declared = settings.Schema{
 		Keys: append(classKeys(), []settings.Declared{
-			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, rateFactor,
+			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, strictSessions, rateFactor,
 			presenceLease, typingMembers,
 			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
 		}...),
@@ -125,6 +127,7 @@ type tuning struct {
 	redeliverAfter            time.Duration
 	redeliverCount            int
 	login                     loginPolicies
+	strict                    bool // session.strict
 	rates                     rates
 	presenceLease             time.Duration
 	typingMembers             int
@@ -143,7 +146,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 	return tuning{
 		pingInterval: pingInterval.Or(now, cfg.PingInterval), pongTimeout: pongTimeout.Or(now, cfg.PongTimeout),
 		redeliverAfter: redeliverAfter.Or(now, cfg.RedeliverAfter), redeliverCount: redeliverCount.In(now),
-		login:         policies(cfg, now),
+		login: policies(cfg, now), strict: strictSessions.In(now),
 		presenceLease: presenceLease.In(now), typingMembers: typingMembers.In(now),
 		rates: rates{
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),

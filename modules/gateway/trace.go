@@ -22,16 +22,26 @@ func (s *session) answered(now time.Time, a run.Answer) {
 		At: now, Took: now.Sub(a.Send.Arrived), Note: string(s.id)})
 }
 
-// arrived remembers a delivery, and to which sessions it went.
-func (g *Gateway) arrived(f *shared, to []*session) {
-	if g.Trace == nil || !f.acked {
+// arrived remembers deliveries of one conversation, and to which sessions they
+// went.
+func (g *Gateway) arrived(frames []*shared, to []*session) {
+	if g.Trace == nil {
 		return
 	}
-	now, conv := time.Now(), trace.Conv(f.conv)
-	records := append(make([]trace.Record, 0, 1+min(len(to), maxEach)), trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to))})
-	if len(to) <= maxEach {
+	now, conv := time.Now(), trace.Conv(frames[0].conv)
+	var records []trace.Record
+	for _, f := range frames {
+		if !f.acked {
+			continue
+		}
+		records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to))})
+		if len(to) > maxEach {
+			continue
+		}
 		for _, x := range to {
-			records = append(records, trace.Record{Stage: trace.Queued, Conv: conv, Seq: f.seq, At: now, Note: string(x.id)})
+			if x.id != f.author {
+				records = append(records, trace.Record{Stage: trace.Queued, Conv: conv, Seq: f.seq, At: now, Note: string(x.id)})
+			}
 		}
 	}
 	g.Trace.Add(records...)

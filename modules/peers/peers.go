@@ -24,7 +24,6 @@ import (
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 const (
@@ -68,6 +67,8 @@ type Peers struct {
 	srv   *http.Server
 	met   atomic.Bool // those who are needed were there once
 	named []*naming   // roles whose nodes come from a naming service
+
+	refused *prometheus.CounterVec // label: reason
 }
 
 // New makes the module; it opens nothing.
@@ -108,7 +109,9 @@ func (p *Peers) Start(ctx context.Context) error {
 	if err := p.places(); err != nil {
 		return errors.Join(err, p.Close())
 	}
+	p.refused = newRefused(p.Reg)
 	p.srv = p.server(sec)
+	p.ln = limit(p.ln, p.refused)
 	addr := p.cfg.Advertise
 	if addr == "" {
 		addr = p.ln.Addr().String()
@@ -165,21 +168,7 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	})
 	p.Set.Register(calls.Connect())
 	mux := http.NewServeMux()
-	check := proof(sec)
-	calls.Mount(mux.Handle, func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyLimit)) // not every writer can
-			if err := check(r); err != nil {
-				var e seal.ErrProof
-				if !errors.As(err, &e) {
-					e = "the request cannot be read"
-				}
-				rpc.WriteError(w, r, http.StatusUnauthorized, im.Errorf(clientv1.Reason_REASON_BAD_TOKEN, "peers.Auth", "%s", e))
-				return
-			}
-			next.ServeHTTP(w, r)
-		})
-	})
+	calls.Mount(mux.Handle, p.door(sec).wrap)
 	srv := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, Protocols: &http.Protocols{},
 		HTTP2: &http.HTTP2Config{
@@ -195,14 +184,6 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	return srv
-}
-
-// proof is what each request must pass.
-func proof(sec peer.Security) func(*http.Request) error {
-	if sec.Certs != nil {
-		return sec.Certs.Allowed
-	}
-	return seal.NewVerifier(sec.Keys, time.Now, maxRequest).Check
 }
 
 // Run answers, follows the cluster and probes until ctx is done.
@@ -352,7 +333,11 @@ func (p *Peers) ready(context.Context) module.Status {
 		p.met.Store(true)
 		return module.Status{Ready: true}
 	}
-	return module.Status{Ready: p.met.Load(), Degraded: true, Reason: "no state node can be reached"}
+	reason := "no state node can be reached"
+	if why := p.Set.Trouble("state"); why != "" {
+		reason += ": " + why
+	}
+	return module.Status{Ready: p.met.Load(), Degraded: true, Reason: reason}
 }
 
 // Drain does nothing: others still call what is left here.

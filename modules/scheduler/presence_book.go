@@ -18,8 +18,8 @@ const (
 	// bookTime bounds such a call, and bookPause is the wait after one that failed.
 	bookTime  = 2 * time.Second
 	bookPause = 500 * time.Millisecond
-	// saveEvery is how long times are collected before they are saved.
-	saveEvery = time.Second
+	// noteEvery is how long times are collected before they are saved.
+	noteEvery = time.Second
 	// maxBook is how many times may wait to be saved.
 	maxBook = 100_000
 )
@@ -71,7 +71,7 @@ func (b *book) note(x presence.Seen) {
 
 // run loads and saves until ctx is done.
 func (b *book) run(ctx context.Context) {
-	save := time.NewTicker(saveEvery)
+	save := time.NewTicker(noteEvery)
 	defer save.Stop()
 	for {
 		select {

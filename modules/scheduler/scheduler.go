@@ -13,26 +13,21 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
-	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
 )
 
 // Election is the name of the election in which this role takes part.
 const Election = "scheduler"
 
-const (
-	// every is how often expired revocations are removed.
-	every = time.Hour
-	// first is how long after it was elected a leader waits for its first round.
-	first = time.Minute
-	// limit is how long one round may take.
-	limit = 10 * time.Second
-)
+// limit is how long one round of a job, and one call for its row, may take.
+const limit = 10 * time.Second
 
 // messages is what the scheduler asks of the message store.
 type messages interface {
 	store.Fences
+	store.Jobs
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
 	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
@@ -61,8 +56,10 @@ type Deps struct {
 type Scheduler struct {
 	Deps
 	runs    *prometheus.CounterVec
+	took    *prometheus.HistogramVec
 	expired prometheus.Counter
 	swept   prometheus.Counter
+	board   *board
 
 	presence *presenceMetrics
 
@@ -80,7 +77,7 @@ func Spec() module.Spec {
 		Calls:    []string{"gateway"},
 		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
-			return New(Deps{
+			s := New(Deps{
 				Log: env.Log, Reg: env.Reg,
 				Elector: func() elector {
 					if e := env.Control.Elector(); e != nil {
@@ -93,7 +90,9 @@ func Spec() module.Spec {
 				View:     env.Control.View,
 				Gateway:  func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
 				Settings: env.Settings,
-			}), nil
+			})
+			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
+			return s, nil
 		},
 	}
 }
@@ -102,14 +101,17 @@ func Spec() module.Spec {
 func New(d Deps) *Scheduler {
 	s := &Scheduler{Deps: d, leave: make(chan struct{}), left: make(chan struct{}),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "runs_total",
-			Help: "Rounds of a job: ok, failed, or fenced because another node leads."}, []string{"job", "result"}),
+			Help: "Rounds of a job: ok, failed, fenced because another node leads, or ended with the term."}, []string{"job", "result"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "imd", Subsystem: "scheduler", Name: "run_seconds",
+			Help: "How long rounds of a job took.", Buckets: []float64{.001, .005, .025, .1, .5, 2, 10}}, []string{"job"}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
 			Help: "Revocations removed because no token can need them any more."}),
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
 	s.presence = newPresenceMetrics(d.Reg)
-	d.Reg.MustRegister(s.runs, s.expired, s.swept)
+	s.board = newBoard(s.jobs())
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept)
 	return s
 }
 
@@ -148,54 +150,20 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 	})
 }
 
-// lead does the work of the one that was elected.
-func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
-	next := time.NewTimer(first)
-	defer next.Stop()
-	look := time.NewTicker(sweepEvery)
-	defer look.Stop()
-	dead := absence{}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-next.C:
-			if err := s.expire(ctx, t); errors.Is(err, store.ErrFenced) {
-				return err
-			}
-			next.Reset(every)
-		case now := <-look.C:
-			if err := s.sweep(ctx, t, dead, now); errors.Is(err, store.ErrFenced) {
-				return err
-			}
-		}
-	}
-}
-
-// expire is one round. Its error has been dealt with, except for ErrFenced.
+// expire is one round.
 func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	n := 0
 	st, err := s.Store()
-	if err == nil {
-		failpoint.Hit(failpoint.BeforeEffect)
-		n, err = st.Expire(ctx, t.Proof(), time.Now())
+	if err != nil {
+		return err
 	}
-	token := zap.Int64("token", t.Proof().Token)
-	switch {
-	case errors.Is(err, store.ErrFenced):
-		s.runs.WithLabelValues("expire", "fenced").Inc()
-		s.Log.Warn("another node leads; nothing was removed", token, obs.Err(err))
-	case err != nil:
-		s.runs.WithLabelValues("expire", "failed").Inc()
-		s.Log.Warn("expired revocations stay until the next round", obs.Err(err))
-	default:
-		s.runs.WithLabelValues("expire", "ok").Inc()
-		s.expired.Add(float64(n))
-		s.Log.Info("expired revocations were removed", zap.Int("removed", n), token)
+	failpoint.Hit(failpoint.BeforeEffect)
+	n, err := st.Expire(ctx, t.Proof(), time.Now())
+	if err != nil {
+		return err
 	}
-	return err
+	s.expired.Add(float64(n))
+	s.Log.Info("expired revocations were removed", zap.Int("removed", n), zap.Int64("token", t.Proof().Token))
+	return nil
 }
 
 // Drain resigns, so that another node leads before this one stops.

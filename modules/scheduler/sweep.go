@@ -53,42 +53,40 @@ func (a absence) dead(homes []store.Home, v *control.View, now time.Time) []stor
 	return out
 }
 
+// sweeps are the looks of one term.
+func (a absence) sweeps(s *Scheduler) round {
+	return func(ctx context.Context, t control.Term) error { return s.sweep(ctx, t, a) }
+}
+
 // sweep is one look for gateways that ended without giving their routes back.
-// Its error has been dealt with, except for ErrFenced.
-func (s *Scheduler) sweep(ctx context.Context, t control.Term, a absence, now time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+func (s *Scheduler) sweep(ctx context.Context, t control.Term, a absence) error {
 	routes, err := s.Routes()
 	if err != nil {
 		return nil // routes in the memory of another process end with it
 	}
 	homes, err := routes.Homes(ctx)
 	if err != nil {
-		s.runs.WithLabelValues("sweep", "failed").Inc()
-		return err // its reader says so itself, and the routes end by themselves
+		return fmt.Errorf("list the gateways that have routes: %w", err)
 	}
-	dead := a.dead(homes, s.View(), now)
+	dead := a.dead(homes, s.View(), time.Now())
 	if len(dead) == 0 {
 		return nil
 	}
 	failpoint.Hit(failpoint.BeforeEffect)
 	if err := s.leads(ctx, t); err != nil {
-		s.runs.WithLabelValues("sweep", "fenced").Inc()
-		s.Log.Warn("routes were not swept", obs.Err(err))
 		return err
 	}
+	var errs []error
 	for _, h := range dead {
 		n, err := routes.Sweep(ctx, h)
 		s.swept.Add(float64(n))
 		if err != nil {
-			s.runs.WithLabelValues("sweep", "failed").Inc()
-			s.Log.Warn("the routes of a gateway that ended stay until the next look", obs.Peer(string(h.Node)), obs.Err(err))
+			errs = append(errs, fmt.Errorf("sweep the routes of %s: %w", h.Node, err))
 			continue
 		}
-		s.runs.WithLabelValues("sweep", "ok").Inc()
 		s.Log.Info("the routes of a gateway that ended were removed", obs.Peer(string(h.Node)), zap.String("boot", h.Boot), zap.Int("routes", n))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // leads asks the message store whether this node still leads. The route store

@@ -526,6 +526,33 @@ func TestLaneTellsASessionThatWasRefused(t *testing.T) {
 	}
 }
 
+// A row that is refused because its session was displaced says nothing to another
+// session that waits for the same row: it may send the message again.
+func TestLaneRefusesADisplacedSessionAlone(t *testing.T) {
+	b := newBench(t)
+	b.submit("g_0", "x")
+	old, same, newer := b.run("g_1", "ab", 100), b.run("g_1", "a", 100), b.run("g_1", "ab", 100)
+	for run, epoch := range map[*benchRun]uint64{old: 1, same: 1, newer: 2} {
+		for i := range run.Sends {
+			run.Sends[i].Row.Proof = &store.SessionProof{Login: "l", Device: "d", Epoch: epoch}
+		}
+	}
+	for _, r := range []*benchRun{old, same, newer} {
+		b.step(Submit{r.Run})
+	}
+	b.done(nil)
+	b.wantOut("ab")
+	refused := store.AppendResult{Err: im.Errorf(clientv1.Reason_REASON_SUPERSEDED, "store", "")}
+	b.out = nil
+	b.step(Result{Results: []store.AppendResult{refused, refused}})
+	old.want(t, "superseded", "superseded")
+	same.want(t, "superseded")
+	newer.want(t, "unavailable", "behind")
+	if !b.l.Idle() {
+		t.Error("something is left")
+	}
+}
+
 func TestLaneKeepsARowForWhoStillWaits(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")

@@ -136,11 +136,21 @@ func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 	l.finish(row)
 }
 
+// failRow gives a row its final answer. One that is about the session that sent it
+// is not for those of other sessions who wait for the same row: they may send it
+// again.
 func (l *Lane) failRow(row *pendingRow, err *im.Error) {
+	displaced := err.Reason == clientv1.Reason_REASON_SUPERSEDED || err.Reason == clientv1.Reason_REASON_REPLACED
 	for _, w := range row.waiters {
+		if displaced && !sameProof(w.run.Sends[w.at].Row.Proof, row.Row.Proof) {
+			l.refuse(w.run, w.at, errAway())
+			continue
+		}
 		l.answerOne(w, Verdict{Err: err})
 	}
 }
+
+func sameProof(a, b *store.SessionProof) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // changed takes the outcome of a change.
 func (l *Lane) changed(r *Run, ev Result) {

@@ -19,6 +19,7 @@ var (
 	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
 	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                                       = method("directory.Revoke")
+	directoryProve                                        = method("directory.Prove")
 	directoryPutKey, directoryKeys                        = method("directory.PutKey"), method("directory.Keys")
 	directoryVisible, directoryLastSeen                   = method("directory.Visible"), method("directory.LastSeen")
 	gatewayFollow, gatewayShow                            = method("gateway.Follow"), method("gateway.Show")
@@ -177,6 +178,10 @@ func (c directoryClient) Visible(ctx context.Context, r *v1.VisibleRequest) (*v1
 
 func (c directoryClient) LastSeen(ctx context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directoryLastSeen, "", directoryHandler.LastSeen, r)
+}
+
+func (c directoryClient) Prove(ctx context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryProve, r.UserId, directoryHandler.Prove, r)
 }
 
 func (c directoryClient) PutKey(ctx context.Context, r *v1.PutKeyRequest) (*v1.PutKeyResponse, error) {

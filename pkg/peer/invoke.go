@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/peer/seal"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -157,33 +158,44 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	p.remote.end()
 	took := time.Since(begin)
 	o := outcome(ctx, err)
+	p.remote.learn(o, err)
 	if v.group.report(p, m, o, took, time.Now()) {
 		s.ejected(v.group, p, err)
 	}
 	s.metrics.answered(p, m, took, err)
 	if err != nil {
-		return nil, im.FromConnect(m.Name, err)
+		return nil, failed(m.Name, err)
 	}
 	return res, nil
+}
+
+// failed is what callers get to know of an attempt that failed. That two nodes do
+// not believe each other is nothing that a client's token could change.
+func failed(op string, err error) error {
+	var distrust seal.ErrPeer
+	if errors.As(err, &distrust) {
+		return &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: op, Msg: "two nodes of the cluster do not believe each other", Err: err}
+	}
+	return im.FromConnect(op, err)
 }
 
 // outcome is what an attempt says about its node. ctx is that of the caller.
 func outcome(ctx context.Context, err error) balance.Outcome {
 	var dial *net.OpError
+	var distrust seal.ErrPeer
 	switch {
 	case err == nil:
 		return balance.OK
 	case errors.Is(ctx.Err(), context.Canceled):
 		return balance.Gone
-	case errors.As(err, &dial) && dial.Op == "dial":
+	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &distrust):
 		return balance.Unreachable
 	}
 	e := im.FromConnect("", err)
 	if e.Err != nil { // not from the other side's program
 		return balance.Failed
 	}
-	switch e.Reason {
-	case clientv1.Reason_REASON_UNAVAILABLE, clientv1.Reason_REASON_BAD_TOKEN:
+	if e.Reason == clientv1.Reason_REASON_UNAVAILABLE {
 		return balance.Failed
 	}
 	return balance.OK // it is busy, or refuses for a reason of its own

@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connecthttp"
 
+	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer/seal"
@@ -46,9 +48,10 @@ type remote struct {
 	http      *http.Client
 	transport *http.Transport
 	inFlight  atomic.Int64
-	open      atomic.Int64 // connections
-	retired   atomic.Bool  // the node is gone; what is in flight may end
-	answered  atomic.Bool  // it has answered a call or a probe
+	open      atomic.Int64          // connections
+	retired   atomic.Bool           // the node is gone; what is in flight may end
+	answered  atomic.Bool           // it has answered a call or a probe
+	trouble   atomic.Pointer[error] // why the last call or probe failed; nil = it did not
 
 	state     internalv1connect.StateServiceClient
 	directory internalv1connect.DirectoryServiceClient
@@ -75,8 +78,9 @@ func newRemote(n control.Node, sec Security) *remote {
 	}
 	var rt http.RoundTripper = r.transport
 	if sec.Keys != nil {
-		rt = seal.Sign(sec.Keys, time.Now, rt)
+		rt = seal.Sign(sec.Keys, time.Now, maxAnswer, rt)
 	}
+	rt = seal.Address(rt, n.BootID)
 	r.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	c := connect.NewClient(connecthttp.NewTransport(r.http, scheme+n.Internal, connecthttp.WithReadMaxBytes(maxAnswer)))
 	r.state = internalv1connect.NewStateServiceClient(c)
@@ -120,6 +124,29 @@ func (r *remote) end() {
 	if r.inFlight.Add(-1) == 0 && r.retired.Load() {
 		r.transport.CloseIdleConnections()
 	}
+}
+
+// learn keeps how a call or a probe ended.
+func (r *remote) learn(o balance.Outcome, err error) {
+	switch {
+	case o == balance.OK && r.trouble.Load() != nil:
+		r.trouble.Store(nil)
+	case o == balance.Failed, o == balance.Unreachable:
+		r.trouble.Store(&err)
+	}
+}
+
+// ails is why the last call or probe failed, "" = it did not.
+func (r *remote) ails() string {
+	err := r.trouble.Load()
+	if err == nil {
+		return ""
+	}
+	var distrust seal.ErrPeer
+	if errors.As(*err, &distrust) {
+		return distrust.Error()
+	}
+	return (*err).Error()
 }
 
 // retire lets go of a node that is gone: what is in flight ends by itself.

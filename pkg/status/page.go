@@ -27,7 +27,7 @@ type Link struct{ Path, Name string }
 // Pages are those of every process. A process lacks those of roles it has not.
 var Pages = []Link{
 	{"/statusz/", "overview"}, {"/statusz/nodes", "nodes"}, {"/statusz/leaders", "leaders"}, {"/statusz/settings", "settings"},
-	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"},
+	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"}, {"/statusz/jobs", "jobs"},
 }
 
 // Handler answers with what read gives: data as JSON, or, for browsers, the page.

@@ -26,7 +26,8 @@ var (
 // Table names what is copied from store to store.
 type Table string
 
-// The tables. Leases of worker numbers are not copied: they end in seconds.
+// The tables. Leases of worker numbers are not copied: they end in seconds. Nor are
+// notes of sessions, which end with the processes that used the source.
 const (
 	Users         Table = "users"
 	Blocks        Table = "blocks"

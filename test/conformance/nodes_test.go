@@ -173,7 +173,7 @@ func TestStalledStore(t *testing.T) {
 func TestRedelivery(t *testing.T) {
 	t.Parallel()
 	n := testenv.Start(t, set("gateway.redeliver_after=300ms")...)
-	both(t, n, nil, func(t *testing.T, s *suite) {
+	atOnce(t, n, nil, func(t *testing.T, s *suite) {
 		a, b, acking := s.login(t, "ann", "d"), s.login(t, "bob", "d"), s.login(t, "bob", "d2")
 		ack := a.MustSend(testenv.ToUser(s.user("bob"), "x"))
 		entry := func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil }
@@ -262,7 +262,7 @@ func TestSlowClients(t *testing.T) {
 func TestSilenceCloses(t *testing.T) {
 	t.Parallel()
 	n := testenv.Start(t, set("gateway.ping_interval=1s", "gateway.pong_timeout=500ms")...)
-	both(t, n, nil, func(t *testing.T, s *suite) {
+	atOnce(t, n, nil, func(t *testing.T, s *suite) {
 		quiet, lively := s.login(t, "ann", "d"), s.login(t, "bob", "d")
 		quiet.NoPong = true
 		began := time.Now()
@@ -281,7 +281,7 @@ func TestSilenceCloses(t *testing.T) {
 func TestTokenLife(t *testing.T) {
 	t.Parallel()
 	n := testenv.Start(t)
-	both(t, n, nil, func(t *testing.T, s *suite) {
+	atOnce(t, n, nil, func(t *testing.T, s *suite) {
 		short := func(login string, life time.Duration) string {
 			return n.Mint(auth.Claims{User: im.UserID(s.user("ann")), Login: im.LoginID(s.prefix + login)}, life)
 		}
@@ -359,38 +359,38 @@ func TestLogins(t *testing.T) {
 // Statement 38.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	for _, enc := range []protocol.Encoding{protocol.Proto, protocol.JSON} {
-		t.Run(enc.String(), func(t *testing.T) {
-			t.Parallel()
-			n := testenv.Start(t)
-			s := &suite{Node: n, enc: enc, prefix: "d-"}
-			url, token := n.URL(), n.Token("late")
-			a := testenv.Login(t, url, enc, n.Token(s.user("ann")), "d")
-			n.Signal(syscall.SIGTERM)
-			f := a.Take("drain", func(f *clientv1.ServerFrame) bool { return f.GetDrain() != nil })
-			if d := f.GetDrain(); d.CloseAfterMs == 0 || d.CloseAfterMs < d.ReconnectAfterMs {
-				t.Errorf("drain says %v", d)
-			}
-			a.MustSend(testenv.ToUser("d-bob", "still works"))
-			_, res, err := testenv.TryDial(t, url, enc, testenv.DialOptions{Header: http.Header{"Authorization": {"Bearer " + token}}})
-			if err == nil {
-				t.Error("a draining node takes a new connection")
-			} else if res != nil && (res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "") {
-				t.Errorf("a draining node answers %d", res.StatusCode)
-			}
-			wantClosed(t, a, 4000, "drain", 20*time.Second)
-			if code := n.Wait(40 * time.Second); code != 0 {
-				t.Errorf("the node ended with %d", code)
-			}
-		})
-	}
+	each(t, nil, func(t *testing.T, enc protocol.Encoding) {
+		t.Parallel()
+		n := testenv.Start(t)
+		s := &suite{Node: n, enc: enc, prefix: "d-"}
+		url, token := n.URL(), n.Token("late")
+		a := testenv.Login(t, url, enc, n.Token(s.user("ann")), "d")
+		n.Signal(syscall.SIGTERM)
+		f := a.Take("drain", func(f *clientv1.ServerFrame) bool { return f.GetDrain() != nil })
+		if d := f.GetDrain(); d.CloseAfterMs == 0 || d.CloseAfterMs < d.ReconnectAfterMs {
+			t.Errorf("drain says %v", d)
+		}
+		a.MustSend(testenv.ToUser("d-bob", "still works"))
+		_, res, err := testenv.TryDial(t, url, enc, testenv.DialOptions{Header: http.Header{"Authorization": {"Bearer " + token}}})
+		if err == nil {
+			t.Error("a draining node takes a new connection")
+		} else if res != nil && (res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "") {
+			t.Errorf("a draining node answers %d", res.StatusCode)
+		}
+		wantClosed(t, a, 4000, "drain", 20*time.Second)
+		if code := n.Wait(40 * time.Second); code != 0 {
+			t.Errorf("the node ended with %d", code)
+		}
+	})
 }
 
 // Statement 39.
 func TestRestoredStoreIsNoticed(t *testing.T) {
 	t.Parallel()
-	n := testenv.StartSQLite(t)
-	both(t, n, nil, func(t *testing.T, s *suite) {
+	each(t, nil, func(t *testing.T, enc protocol.Encoding) {
+		t.Parallel()
+		n := testenv.StartSQLite(t)
+		s := newSuite(n, enc)
 		a := s.login(t, "ann", "d")
 		a.MustSend(testenv.ToUser(s.user("bob"), "kept"))
 		before := a.Welcome.DataEpoch
@@ -439,7 +439,7 @@ func copyDatabase(t *testing.T, from, to string) {
 func TestRates(t *testing.T) {
 	t.Parallel()
 	n := testenv.Start(t)
-	both(t, n, nil, func(t *testing.T, s *suite) {
+	atOnce(t, n, nil, func(t *testing.T, s *suite) {
 		flood, calm := s.login(t, "flo", "d"), s.login(t, "ann", "d")
 		stop := make(chan struct{})
 		go func() {

@@ -16,17 +16,17 @@ import (
 
 func init() {
 	statements = append(statements,
-		statement{21, "every session but the sending one gets a deliver", nil, everySession},
-		statement{22, "delivers rise in seq and name the seq before", nil, rising},
-		statement{24, "an ack of a later range moves nothing over the missing", nil, laterRange},
-		statement{25, "an entry committed while a session begins is in its sync, delivered, or both", nil, beginning},
-		statement{26, "sync names every changed conversation, 200 a page", nil, syncPages},
-		statement{27, "with page_limit a page begins after the cursor or holds the newest", nil, syncWithPages},
-		statement{28, "history gives each entry once for any limit and direction", nil, historyPages},
-		statement{29, "over hidden stretches the page range closes up", nil, hiddenStretches},
-		statement{30, "members see from ADDED to REMOVED", nil, borders},
-		statement{31, "who may not send gets ACK_FAIL and leaves nothing", nil, permissions},
-		statement{33, "read positions and unread counts", nil, reading},
+		statement{21, "every session but the sending one gets a deliver", nil, false, everySession},
+		statement{22, "delivers rise in seq and name the seq before", nil, false, rising},
+		statement{number: 24, text: "an ack of a later range moves nothing over the missing", waits: true, test: laterRange},
+		statement{number: 25, text: "an entry committed while a session begins is in its sync, delivered, or both", waits: true, test: beginning},
+		statement{26, "sync names every changed conversation, 200 a page", nil, false, syncPages},
+		statement{27, "with page_limit a page begins after the cursor or holds the newest", nil, false, syncWithPages},
+		statement{28, "history gives each entry once for any limit and direction", nil, false, historyPages},
+		statement{29, "over hidden stretches the page range closes up", nil, false, hiddenStretches},
+		statement{30, "members see from ADDED to REMOVED", nil, false, borders},
+		statement{31, "who may not send gets ACK_FAIL and leaves nothing", nil, false, permissions},
+		statement{33, "read positions and unread counts", nil, false, reading},
 	)
 }
 

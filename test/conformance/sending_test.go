@@ -15,11 +15,11 @@ import (
 
 func init() {
 	statements = append(statements,
-		statement{14, "a resend gets the first answer", nil, resend},
-		statement{15, "an id with other content is id_reused; of another user or conversation, a new message", nil, idScope},
-		statement{16, "500 sends without waiting keep their order", nil, pipelined},
-		statement{17, "after ACK_RETRY nothing overtakes", nil, behind},
-		statement{19, "content of the limit is stored, a byte more is too_large", nil, contentLimit},
+		statement{14, "a resend gets the first answer", nil, false, resend},
+		statement{15, "an id with other content is id_reused; of another user or conversation, a new message", nil, false, idScope},
+		statement{16, "500 sends without waiting keep their order", nil, false, pipelined},
+		statement{number: 17, text: "after ACK_RETRY nothing overtakes", waits: true, test: behind},
+		statement{19, "content of the limit is stored, a byte more is too_large", nil, false, contentLimit},
 	)
 }
 

@@ -19,6 +19,7 @@ type statement struct {
 	number int
 	text   string
 	only   []protocol.Encoding // nil = both
+	waits  bool                // mostly waits: others run meanwhile
 	test   func(t *testing.T, s *suite)
 }
 
@@ -42,16 +43,43 @@ func (s *suite) login(t *testing.T, name, device string) *testenv.Client {
 	return testenv.Login(t, s.Door(), s.enc, s.Token(u), device)
 }
 
-// both runs f for each encoding on the node.
+// both runs f for each encoding on the node, one after the other.
 func both(t *testing.T, n *testenv.Node, encs []protocol.Encoding, f func(t *testing.T, s *suite)) {
+	each(t, encs, func(t *testing.T, enc protocol.Encoding) { f(t, newSuite(n, enc)) })
+}
+
+// atOnce runs f for each encoding on the node, both at a time, beside other
+// tests: for what mostly waits.
+func atOnce(t *testing.T, n *testenv.Node, encs []protocol.Encoding, f func(t *testing.T, s *suite)) {
+	each(t, encs, func(t *testing.T, enc protocol.Encoding) {
+		t.Parallel()
+		f(t, newSuite(n, enc))
+	})
+}
+
+func each(t *testing.T, encs []protocol.Encoding, f func(t *testing.T, enc protocol.Encoding)) {
 	if encs == nil {
 		encs = []protocol.Encoding{protocol.Proto, protocol.JSON}
 	}
 	for _, enc := range encs {
-		t.Run(enc.String(), func(t *testing.T) {
-			f(t, &suite{Node: n, enc: enc, prefix: fmt.Sprintf("u%d-", names.Add(1))})
-		})
+		t.Run(enc.String(), func(t *testing.T) { f(t, enc) })
 	}
+}
+
+func newSuite(n *testenv.Node, enc protocol.Encoding) *suite {
+	return &suite{Node: n, enc: enc, prefix: fmt.Sprintf("u%d-", names.Add(1))}
+}
+
+// run tests the statement on the node.
+func (st statement) run(t *testing.T, n *testenv.Node, encs []protocol.Encoding) {
+	t.Run(fmt.Sprintf("%02d %s", st.number, st.text), func(t *testing.T) {
+		if !st.waits {
+			both(t, n, encs, st.test)
+			return
+		}
+		t.Parallel()
+		atOnce(t, n, encs, st.test)
+	})
 }
 
 // statements are those that share one node with the default settings.
@@ -62,9 +90,7 @@ func TestStatements(t *testing.T) {
 	seen := map[int]bool{}
 	for _, st := range statements {
 		seen[st.number] = true
-		t.Run(fmt.Sprintf("%02d %s", st.number, st.text), func(t *testing.T) {
-			both(t, n, st.only, st.test)
-		})
+		st.run(t, n, st.only)
 	}
 	for _, own := range ownNode {
 		seen[own] = true
@@ -84,9 +110,7 @@ func TestStatementsOnPostgres(t *testing.T) {
 		if encs == nil {
 			encs = []protocol.Encoding{protocol.Encoding(i % 2)}
 		}
-		t.Run(fmt.Sprintf("%02d %s", st.number, st.text), func(t *testing.T) {
-			both(t, n, encs, st.test)
-		})
+		st.run(t, n, encs)
 	}
 }
 

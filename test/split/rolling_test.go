@@ -89,6 +89,7 @@ func (w *world) load(t *testing.T, at []netip.AddrPort, rec *history.Recorder, d
 // Every node of a cluster is restarted, one after the other, while devices send:
 // nothing is lost, doubled or out of order, and nobody waits long.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	nodes := map[string][]string{
 		"g1": {"gateway"}, "g2": {"gateway"}, "s1": {"state"}, "s2": {"state"}, "p1": {"push"}, "p2": {"push"}, "c1": {"scheduler"}, "c2": {"scheduler"},
 	}
@@ -100,7 +101,7 @@ func TestRollingRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := w.load(t, gates.open(t, w, "g1", "g2"), rec, 40*time.Second)
+	o := w.load(t, gates.open(t, w, "g1", "g2"), rec, 25*time.Second)
 	var rolling sync.Once
 	rolled := make(chan int, 1)
 	o.Progress = func(p bench.Progress) {

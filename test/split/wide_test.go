@@ -125,6 +125,7 @@ func staleRoute(t *testing.T, n *testenv.Node) {
 // afterwards: its clients go on with the other one. Nothing is lost, doubled or out
 // of order.
 func TestOneOfTwoIsKilled(t *testing.T) {
+	t.Parallel()
 	n := startWide(t)
 	for _, role := range []string{"state", "push", "gateway"} {
 		t.Run(role, func(t *testing.T) {

@@ -153,11 +153,17 @@ func Callers(procedure string) []string {
 	return callers[procedure[:strings.LastIndexByte(procedure, '/')+1]]
 }
 
+// The reasons of refusals.
+const (
+	errNoCertificate = ErrProof("a certificate of the cluster is needed")
+	errRoles         = ErrProof("the roles of the caller's certificate may not call this")
+)
+
 // Allowed checks that the certificate of the caller names a role that may call
 // the procedure. Errors: an ErrProof.
 func (c *Certs) Allowed(r *http.Request) error {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		return ErrProof("a certificate of the cluster is needed")
+		return errNoCertificate
 	}
 	may := Callers(r.URL.Path)
 	for _, role := range rolesOf(r.TLS.PeerCertificates[0], c.cluster) {
@@ -165,5 +171,5 @@ func (c *Certs) Allowed(r *http.Request) error {
 			return nil
 		}
 	}
-	return ErrProof("the roles of the caller's certificate may not call this")
+	return errRoles
 }

@@ -42,6 +42,7 @@ type tx struct {
 	changed bool
 	newest  int64
 	dirty   []*conversation // changed in memory: flushed before, dropped if it fails
+	proving bool            // it changes notes of sessions
 }
 
 // run gives fn a transaction and commits it if fn changed something. fn's error

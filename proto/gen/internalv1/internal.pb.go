@@ -83,8 +83,11 @@ type Run struct {
 	// the conversation must exist.
 	PeerId string `protobuf:"bytes,3,opt,name=peer_id,json=peerId,proto3" json:"peer_id,omitempty"`
 	// The session that sends and gets no deliver; empty = none.
-	SessionId     string     `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Sends         []*RunSend `protobuf:"bytes,5,rep,name=sends,proto3" json:"sends,omitempty"`
+	SessionId string     `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Sends     []*RunSend `protobuf:"bytes,5,rep,name=sends,proto3" json:"sends,omitempty"`
+	// The session's rank: sends of one that was displaced are answered ACK_RETRY
+	// with the reason superseded or replaced, and not stored. None = not compared.
+	Proof         *SessionProof `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -154,6 +157,74 @@ func (x *Run) GetSends() []*RunSend {
 	return nil
 }
 
+func (x *Run) GetProof() *SessionProof {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+// SessionProof is the rank of a session among those of its login and device.
+type SessionProof struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LoginId       string                 `protobuf:"bytes,1,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	DeviceId      string                 `protobuf:"bytes,2,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	RouteEpoch    uint64                 `protobuf:"varint,3,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionProof) Reset() {
+	*x = SessionProof{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionProof) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionProof) ProtoMessage() {}
+
+func (x *SessionProof) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionProof.ProtoReflect.Descriptor instead.
+func (*SessionProof) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SessionProof) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+func (x *SessionProof) GetDeviceId() string {
+	if x != nil {
+		return x.DeviceId
+	}
+	return ""
+}
+
+func (x *SessionProof) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
+}
+
 // RunSend is one send of a run.
 type RunSend struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -171,7 +242,7 @@ type RunSend struct {
 
 func (x *RunSend) Reset() {
 	*x = RunSend{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -183,7 +254,7 @@ func (x *RunSend) String() string {
 func (*RunSend) ProtoMessage() {}
 
 func (x *RunSend) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -196,7 +267,7 @@ func (x *RunSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSend.ProtoReflect.Descriptor instead.
 func (*RunSend) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{2}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunSend) GetClientMessageId() string {
@@ -251,7 +322,7 @@ type SubmitResponse struct {
 
 func (x *SubmitResponse) Reset() {
 	*x = SubmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -263,7 +334,7 @@ func (x *SubmitResponse) String() string {
 func (*SubmitResponse) ProtoMessage() {}
 
 func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,7 +347,7 @@ func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResponse.ProtoReflect.Descriptor instead.
 func (*SubmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{3}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SubmitResponse) GetRuns() []*RunResult {
@@ -296,7 +367,7 @@ type RunResult struct {
 
 func (x *RunResult) Reset() {
 	*x = RunResult{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +379,7 @@ func (x *RunResult) String() string {
 func (*RunResult) ProtoMessage() {}
 
 func (x *RunResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +392,7 @@ func (x *RunResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResult.ProtoReflect.Descriptor instead.
 func (*RunResult) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{4}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunResult) GetAcks() []*clientv1.SendAck {
@@ -356,7 +427,7 @@ type ChangeRequest struct {
 
 func (x *ChangeRequest) Reset() {
 	*x = ChangeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +439,7 @@ func (x *ChangeRequest) String() string {
 func (*ChangeRequest) ProtoMessage() {}
 
 func (x *ChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +452,7 @@ func (x *ChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{5}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ChangeRequest) GetConversationId() string {
@@ -534,7 +605,7 @@ type CreateGroup struct {
 
 func (x *CreateGroup) Reset() {
 	*x = CreateGroup{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +617,7 @@ func (x *CreateGroup) String() string {
 func (*CreateGroup) ProtoMessage() {}
 
 func (x *CreateGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +630,7 @@ func (x *CreateGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroup.ProtoReflect.Descriptor instead.
 func (*CreateGroup) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{6}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateGroup) GetName() string {
@@ -593,7 +664,7 @@ type Rename struct {
 
 func (x *Rename) Reset() {
 	*x = Rename{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +676,7 @@ func (x *Rename) String() string {
 func (*Rename) ProtoMessage() {}
 
 func (x *Rename) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +689,7 @@ func (x *Rename) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rename.ProtoReflect.Descriptor instead.
 func (*Rename) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{7}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Rename) GetName() string {
@@ -637,7 +708,7 @@ type CloseGroup struct {
 
 func (x *CloseGroup) Reset() {
 	*x = CloseGroup{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +720,7 @@ func (x *CloseGroup) String() string {
 func (*CloseGroup) ProtoMessage() {}
 
 func (x *CloseGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +733,7 @@ func (x *CloseGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseGroup.ProtoReflect.Descriptor instead.
 func (*CloseGroup) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{8}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{9}
 }
 
 // AddMembers adds users.
@@ -675,7 +746,7 @@ type AddMembers struct {
 
 func (x *AddMembers) Reset() {
 	*x = AddMembers{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +758,7 @@ func (x *AddMembers) String() string {
 func (*AddMembers) ProtoMessage() {}
 
 func (x *AddMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +771,7 @@ func (x *AddMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMembers.ProtoReflect.Descriptor instead.
 func (*AddMembers) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{9}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddMembers) GetUserIds() []string {
@@ -720,7 +791,7 @@ type RemoveMembers struct {
 
 func (x *RemoveMembers) Reset() {
 	*x = RemoveMembers{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +803,7 @@ func (x *RemoveMembers) String() string {
 func (*RemoveMembers) ProtoMessage() {}
 
 func (x *RemoveMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +816,7 @@ func (x *RemoveMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMembers.ProtoReflect.Descriptor instead.
 func (*RemoveMembers) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{10}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveMembers) GetUserIds() []string {
@@ -766,7 +837,7 @@ type SetRole struct {
 
 func (x *SetRole) Reset() {
 	*x = SetRole{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +849,7 @@ func (x *SetRole) String() string {
 func (*SetRole) ProtoMessage() {}
 
 func (x *SetRole) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +862,7 @@ func (x *SetRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRole.ProtoReflect.Descriptor instead.
 func (*SetRole) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{11}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetRole) GetUserId() string {
@@ -817,7 +888,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +900,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +913,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{12}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{13}
 }
 
 // ChangeResponse names the entry that was written.
@@ -857,7 +928,7 @@ type ChangeResponse struct {
 
 func (x *ChangeResponse) Reset() {
 	*x = ChangeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +940,7 @@ func (x *ChangeResponse) String() string {
 func (*ChangeResponse) ProtoMessage() {}
 
 func (x *ChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +953,7 @@ func (x *ChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeResponse.ProtoReflect.Descriptor instead.
 func (*ChangeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{13}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChangeResponse) GetConversationId() string {
@@ -916,7 +987,7 @@ type MarkRequest struct {
 
 func (x *MarkRequest) Reset() {
 	*x = MarkRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +999,7 @@ func (x *MarkRequest) String() string {
 func (*MarkRequest) ProtoMessage() {}
 
 func (x *MarkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1012,7 @@ func (x *MarkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkRequest.ProtoReflect.Descriptor instead.
 func (*MarkRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{14}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MarkRequest) GetMarks() []*Mark {
@@ -969,7 +1040,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1052,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1065,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{15}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Mark) GetConversationId() string {
@@ -1049,7 +1120,7 @@ type MarkResponse struct {
 
 func (x *MarkResponse) Reset() {
 	*x = MarkResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1132,7 @@ func (x *MarkResponse) String() string {
 func (*MarkResponse) ProtoMessage() {}
 
 func (x *MarkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1145,7 @@ func (x *MarkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkResponse.ProtoReflect.Descriptor instead.
 func (*MarkResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{16}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MarkResponse) GetResults() []*MarkResult {
@@ -1097,7 +1168,7 @@ type MarkResult struct {
 
 func (x *MarkResult) Reset() {
 	*x = MarkResult{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1180,7 @@ func (x *MarkResult) String() string {
 func (*MarkResult) ProtoMessage() {}
 
 func (x *MarkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1193,7 @@ func (x *MarkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkResult.ProtoReflect.Descriptor instead.
 func (*MarkResult) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{17}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MarkResult) GetReceipt() *clientv1.Receipt {
@@ -1156,7 +1227,7 @@ type SyncRequest struct {
 
 func (x *SyncRequest) Reset() {
 	*x = SyncRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1239,7 @@ func (x *SyncRequest) String() string {
 func (*SyncRequest) ProtoMessage() {}
 
 func (x *SyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1252,7 @@ func (x *SyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
 func (*SyncRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{18}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SyncRequest) GetUserId() string {
@@ -1236,7 +1307,7 @@ type SyncResponse struct {
 
 func (x *SyncResponse) Reset() {
 	*x = SyncResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1319,7 @@ func (x *SyncResponse) String() string {
 func (*SyncResponse) ProtoMessage() {}
 
 func (x *SyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1332,7 @@ func (x *SyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncResponse.ProtoReflect.Descriptor instead.
 func (*SyncResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{19}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SyncResponse) GetResult() *clientv1.SyncResult {
@@ -1287,7 +1358,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1370,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1383,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{20}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HistoryRequest) GetUserId() string {
@@ -1353,7 +1424,7 @@ type HistoryResponse struct {
 
 func (x *HistoryResponse) Reset() {
 	*x = HistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1436,7 @@ func (x *HistoryResponse) String() string {
 func (*HistoryResponse) ProtoMessage() {}
 
 func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1449,7 @@ func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
 func (*HistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HistoryResponse) GetResult() *clientv1.HistoryResult {
@@ -1404,7 +1475,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1487,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1500,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MembersRequest) GetConversationId() string {
@@ -1475,7 +1546,7 @@ type MembersResponse struct {
 
 func (x *MembersResponse) Reset() {
 	*x = MembersResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1558,7 @@ func (x *MembersResponse) String() string {
 func (*MembersResponse) ProtoMessage() {}
 
 func (x *MembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1571,7 @@ func (x *MembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
 func (*MembersResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MembersResponse) GetMembers() []*Member {
@@ -1553,7 +1624,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1636,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1649,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Member) GetUserId() string {
@@ -1629,7 +1700,7 @@ type HeadsRequest struct {
 
 func (x *HeadsRequest) Reset() {
 	*x = HeadsRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1712,7 @@ func (x *HeadsRequest) String() string {
 func (*HeadsRequest) ProtoMessage() {}
 
 func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1725,7 @@ func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsRequest.ProtoReflect.Descriptor instead.
 func (*HeadsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HeadsRequest) GetUserIds() []string {
@@ -1685,7 +1756,7 @@ type HeadsResponse struct {
 
 func (x *HeadsResponse) Reset() {
 	*x = HeadsResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1768,7 @@ func (x *HeadsResponse) String() string {
 func (*HeadsResponse) ProtoMessage() {}
 
 func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1781,7 @@ func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsResponse.ProtoReflect.Descriptor instead.
 func (*HeadsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HeadsResponse) GetHeads() []*UserHead {
@@ -1746,7 +1817,7 @@ type UserHead struct {
 
 func (x *UserHead) Reset() {
 	*x = UserHead{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1829,7 @@ func (x *UserHead) String() string {
 func (*UserHead) ProtoMessage() {}
 
 func (x *UserHead) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1842,7 @@ func (x *UserHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserHead.ProtoReflect.Descriptor instead.
 func (*UserHead) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UserHead) GetUserId() string {
@@ -1807,7 +1878,7 @@ type ClearHistoryRequest struct {
 
 func (x *ClearHistoryRequest) Reset() {
 	*x = ClearHistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1890,7 @@ func (x *ClearHistoryRequest) String() string {
 func (*ClearHistoryRequest) ProtoMessage() {}
 
 func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1903,7 @@ func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ClearHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClearHistoryRequest) GetConversationId() string {
@@ -1866,7 +1937,7 @@ type ClearHistoryResponse struct {
 
 func (x *ClearHistoryResponse) Reset() {
 	*x = ClearHistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1949,7 @@ func (x *ClearHistoryResponse) String() string {
 func (*ClearHistoryResponse) ProtoMessage() {}
 
 func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1962,7 @@ func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ClearHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ClearHistoryResponse) GetStart() int64 {
@@ -1910,7 +1981,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +1993,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2006,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
 }
 
 // HealthResponse is empty: every lane answered.
@@ -1948,7 +2019,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2031,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2044,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HealthResponse) GetDataEpoch() string {
@@ -1993,7 +2064,7 @@ type UserRequest struct {
 
 func (x *UserRequest) Reset() {
 	*x = UserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2076,7 @@ func (x *UserRequest) String() string {
 func (*UserRequest) ProtoMessage() {}
 
 func (x *UserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2089,7 @@ func (x *UserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRequest.ProtoReflect.Descriptor instead.
 func (*UserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UserRequest) GetUserId() string {
@@ -2040,7 +2111,7 @@ type UserResponse struct {
 
 func (x *UserResponse) Reset() {
 	*x = UserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2123,7 @@ func (x *UserResponse) String() string {
 func (*UserResponse) ProtoMessage() {}
 
 func (x *UserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2136,7 @@ func (x *UserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserResponse.ProtoReflect.Descriptor instead.
 func (*UserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UserResponse) GetUserId() string {
@@ -2100,7 +2171,7 @@ type SetUserRequest struct {
 
 func (x *SetUserRequest) Reset() {
 	*x = SetUserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2183,7 @@ func (x *SetUserRequest) String() string {
 func (*SetUserRequest) ProtoMessage() {}
 
 func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2196,7 @@ func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserRequest.ProtoReflect.Descriptor instead.
 func (*SetUserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetUserRequest) GetUserId() string {
@@ -2151,7 +2222,7 @@ type SetUserResponse struct {
 
 func (x *SetUserResponse) Reset() {
 	*x = SetUserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2234,7 @@ func (x *SetUserResponse) String() string {
 func (*SetUserResponse) ProtoMessage() {}
 
 func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2247,7 @@ func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserResponse.ProtoReflect.Descriptor instead.
 func (*SetUserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
 }
 
 // SetBlockRequest sets or lifts a block.
@@ -2193,7 +2264,7 @@ type SetBlockRequest struct {
 
 func (x *SetBlockRequest) Reset() {
 	*x = SetBlockRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2276,7 @@ func (x *SetBlockRequest) String() string {
 func (*SetBlockRequest) ProtoMessage() {}
 
 func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2289,7 @@ func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockRequest.ProtoReflect.Descriptor instead.
 func (*SetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetBlockRequest) GetUserId() string {
@@ -2251,7 +2322,7 @@ type SetBlockResponse struct {
 
 func (x *SetBlockResponse) Reset() {
 	*x = SetBlockResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2334,7 @@ func (x *SetBlockResponse) String() string {
 func (*SetBlockResponse) ProtoMessage() {}
 
 func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2347,7 @@ func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockResponse.ProtoReflect.Descriptor instead.
 func (*SetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
 }
 
 // AdmitRequest describes a login that wants a session.
@@ -2291,7 +2362,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2374,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2387,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -2352,7 +2423,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2435,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2448,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -2410,7 +2481,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2493,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2506,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -2475,7 +2546,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2558,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2571,129 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+}
+
+// ProveRequest says which sessions a claim displaced.
+type ProveRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Who claims. Sessions of this login and device with a lower route epoch are
+	// superseded.
+	Session *SessionProof `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// The route store is away: give an epoch above all that are known here, and at
+	// least that of session.
+	Rank bool `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Sessions of other logins that the claim replaced; their sends are refused
+	// up to the route epoch of session.
+	Replaced      []*SessionProof `protobuf:"bytes,4,rep,name=replaced,proto3" json:"replaced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveRequest) Reset() {
+	*x = ProveRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveRequest) ProtoMessage() {}
+
+func (x *ProveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
+func (*ProveRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ProveRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *ProveRequest) GetSession() *SessionProof {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *ProveRequest) GetRank() bool {
+	if x != nil {
+		return x.Rank
+	}
+	return false
+}
+
+func (x *ProveRequest) GetReplaced() []*SessionProof {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+// ProveResponse says how the login and device stand.
+type ProveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The highest route epoch that was proved; above the one of the request, a
+	// newer session was faster.
+	RouteEpoch    uint64 `protobuf:"varint,1,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveResponse) Reset() {
+	*x = ProveResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveResponse) ProtoMessage() {}
+
+func (x *ProveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
+func (*ProveResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ProveResponse) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
 }
 
 // ApiKey is one stored API key.
@@ -2519,7 +2712,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2724,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2737,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -2599,7 +2792,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2804,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2817,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -2643,7 +2836,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2848,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2861,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
 // VisibleRequest asks whom a user may see.
@@ -2684,7 +2877,7 @@ type VisibleRequest struct {
 
 func (x *VisibleRequest) Reset() {
 	*x = VisibleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2889,7 @@ func (x *VisibleRequest) String() string {
 func (*VisibleRequest) ProtoMessage() {}
 
 func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2902,7 @@ func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
 func (*VisibleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VisibleRequest) GetUserId() string {
@@ -2737,7 +2930,7 @@ type VisibleResponse struct {
 
 func (x *VisibleResponse) Reset() {
 	*x = VisibleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2942,7 @@ func (x *VisibleResponse) String() string {
 func (*VisibleResponse) ProtoMessage() {}
 
 func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2955,7 @@ func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
 func (*VisibleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VisibleResponse) GetUserIds() []string {
@@ -2782,7 +2975,7 @@ type LastSeenRequest struct {
 
 func (x *LastSeenRequest) Reset() {
 	*x = LastSeenRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2987,7 @@ func (x *LastSeenRequest) String() string {
 func (*LastSeenRequest) ProtoMessage() {}
 
 func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +3000,7 @@ func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
 func (*LastSeenRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LastSeenRequest) GetUserIds() []string {
@@ -2827,7 +3020,7 @@ type LastSeenResponse struct {
 
 func (x *LastSeenResponse) Reset() {
 	*x = LastSeenResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +3032,7 @@ func (x *LastSeenResponse) String() string {
 func (*LastSeenResponse) ProtoMessage() {}
 
 func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +3045,7 @@ func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
 func (*LastSeenResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LastSeenResponse) GetUsers() []*LastSeen {
@@ -2873,7 +3066,7 @@ type LastSeen struct {
 
 func (x *LastSeen) Reset() {
 	*x = LastSeen{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3078,7 @@ func (x *LastSeen) String() string {
 func (*LastSeen) ProtoMessage() {}
 
 func (x *LastSeen) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3091,7 @@ func (x *LastSeen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
 func (*LastSeen) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LastSeen) GetUserId() string {
@@ -2926,7 +3119,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3131,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3144,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -2971,7 +3164,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3176,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3189,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -3016,7 +3209,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3221,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3234,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3077,7 +3270,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3282,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3295,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -3212,7 +3405,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3417,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3430,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3252,7 +3445,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3457,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3470,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3307,7 +3500,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3512,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3525,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3349,7 +3542,7 @@ func (x *LeaderProof) GetToken() int64 {
 	return 0
 }
 
-// Delivery is one frame for many sessions.
+// Delivery is one frame for many sessions, or several one after the other.
 type Delivery struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
@@ -3363,14 +3556,20 @@ type Delivery struct {
 	// When the commit was done; 0 = not measured.
 	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
 	// Nothing is lost if it does not arrive: sessions that are behind go without.
-	Relaxed       bool `protobuf:"varint,7,opt,name=relaxed,proto3" json:"relaxed,omitempty"`
+	Relaxed bool `protobuf:"varint,9,opt,name=relaxed,proto3" json:"relaxed,omitempty"`
+	// Of session_ids, the one that does not get this frame, because it wrote what
+	// is in it; empty = all get it.
+	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
+	// Frames of the same conversation for the same sessions, in order, behind this
+	// one. They name no conversation and no sessions, and nothing follows them.
+	Following     []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3581,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3594,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3447,6 +3646,20 @@ func (x *Delivery) GetRelaxed() bool {
 	return false
 }
 
+func (x *Delivery) GetExcludeSessionId() string {
+	if x != nil {
+		return x.ExcludeSessionId
+	}
+	return ""
+}
+
+func (x *Delivery) GetFollowing() []*Delivery {
+	if x != nil {
+		return x.Following
+	}
+	return nil
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3457,7 +3670,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3682,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3695,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3510,7 +3723,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3735,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3748,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3583,7 +3796,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3808,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3821,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3628,7 +3841,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +3853,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +3866,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3673,7 +3886,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +3898,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +3911,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3724,7 +3937,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3736,7 +3949,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +3962,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -3799,7 +4012,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4024,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4037,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -3885,7 +4098,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3897,7 +4110,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3910,7 +4123,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4002,7 +4215,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4227,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4240,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4079,7 +4292,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4304,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4317,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4149,7 +4362,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4374,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4387,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4207,7 +4420,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4432,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4445,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -4241,14 +4454,20 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
 	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\"9\n" +
 	"\rSubmitRequest\x12(\n" +
-	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xaf\x01\n" +
+	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xe4\x01\n" +
 	"\x03Run\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x17\n" +
 	"\apeer_id\x18\x03 \x01(\tR\x06peerId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x04 \x01(\tR\tsessionId\x12.\n" +
-	"\x05sends\x18\x05 \x03(\v2\x18.imd.internal.v1.RunSendR\x05sends\"\xe9\x01\n" +
+	"\x05sends\x18\x05 \x03(\v2\x18.imd.internal.v1.RunSendR\x05sends\x123\n" +
+	"\x05proof\x18\x06 \x01(\v2\x1d.imd.internal.v1.SessionProofR\x05proof\"g\n" +
+	"\fSessionProof\x12\x19\n" +
+	"\blogin_id\x18\x01 \x01(\tR\aloginId\x12\x1b\n" +
+	"\tdevice_id\x18\x02 \x01(\tR\bdeviceId\x12\x1f\n" +
+	"\vroute_epoch\x18\x03 \x01(\x04R\n" +
+	"routeEpoch\"\xe9\x01\n" +
 	"\aRunSend\x12*\n" +
 	"\x11client_message_id\x18\x01 \x01(\tR\x0fclientMessageId\x12\x16\n" +
 	"\x06resend\x18\x02 \x01(\bR\x06resend\x12,\n" +
@@ -4399,7 +4618,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x19\n" +
 	"\buntil_ms\x18\x04 \x01(\x03R\auntilMs\"\x10\n" +
-	"\x0eRevokeResponse\"\xaa\x01\n" +
+	"\x0eRevokeResponse\"\xaf\x01\n" +
+	"\fProveRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x127\n" +
+	"\asession\x18\x02 \x01(\v2\x1d.imd.internal.v1.SessionProofR\asession\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\bR\x04rank\x129\n" +
+	"\breplaced\x18\x04 \x03(\v2\x1d.imd.internal.v1.SessionProofR\breplaced\"0\n" +
+	"\rProveResponse\x12\x1f\n" +
+	"\vroute_epoch\x18\x01 \x01(\x04R\n" +
+	"routeEpoch\"\xaa\x01\n" +
 	"\x06ApiKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4451,7 +4678,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xc9\x01\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xb0\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -4460,7 +4687,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
 	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12\x18\n" +
-	"\arelaxed\x18\a \x01(\bR\arelaxed\",\n" +
+	"\arelaxed\x18\t \x01(\bR\arelaxed\x12,\n" +
+	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
+	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
@@ -4523,13 +4752,14 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
 	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xbf\x06\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x96\a\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
 	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
-	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
+	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
+	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
 	"\aVisible\x12\x1f.imd.internal.v1.VisibleRequest\x1a .imd.internal.v1.VisibleResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x01\x90\x02\x01\x12^\n" +
 	"\bLastSeen\x12 .imd.internal.v1.LastSeenRequest\x1a!.imd.internal.v1.LastSeenResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x01\x90\x02\x01\x12R\n" +
@@ -4555,189 +4785,198 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
-	(*RunSend)(nil),                // 2: imd.internal.v1.RunSend
-	(*SubmitResponse)(nil),         // 3: imd.internal.v1.SubmitResponse
-	(*RunResult)(nil),              // 4: imd.internal.v1.RunResult
-	(*ChangeRequest)(nil),          // 5: imd.internal.v1.ChangeRequest
-	(*CreateGroup)(nil),            // 6: imd.internal.v1.CreateGroup
-	(*Rename)(nil),                 // 7: imd.internal.v1.Rename
-	(*CloseGroup)(nil),             // 8: imd.internal.v1.CloseGroup
-	(*AddMembers)(nil),             // 9: imd.internal.v1.AddMembers
-	(*RemoveMembers)(nil),          // 10: imd.internal.v1.RemoveMembers
-	(*SetRole)(nil),                // 11: imd.internal.v1.SetRole
-	(*Leave)(nil),                  // 12: imd.internal.v1.Leave
-	(*ChangeResponse)(nil),         // 13: imd.internal.v1.ChangeResponse
-	(*MarkRequest)(nil),            // 14: imd.internal.v1.MarkRequest
-	(*Mark)(nil),                   // 15: imd.internal.v1.Mark
-	(*MarkResponse)(nil),           // 16: imd.internal.v1.MarkResponse
-	(*MarkResult)(nil),             // 17: imd.internal.v1.MarkResult
-	(*SyncRequest)(nil),            // 18: imd.internal.v1.SyncRequest
-	(*SyncResponse)(nil),           // 19: imd.internal.v1.SyncResponse
-	(*HistoryRequest)(nil),         // 20: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),        // 21: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),         // 22: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),        // 23: imd.internal.v1.MembersResponse
-	(*Member)(nil),                 // 24: imd.internal.v1.Member
-	(*HeadsRequest)(nil),           // 25: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),          // 26: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),               // 27: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),    // 28: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),   // 29: imd.internal.v1.ClearHistoryResponse
-	(*HealthRequest)(nil),          // 30: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),         // 31: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),            // 32: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),           // 33: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),         // 34: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),        // 35: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),        // 36: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),       // 37: imd.internal.v1.SetBlockResponse
-	(*AdmitRequest)(nil),           // 38: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),          // 39: imd.internal.v1.AdmitResponse
-	(*RevokeRequest)(nil),          // 40: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 41: imd.internal.v1.RevokeResponse
-	(*ApiKey)(nil),                 // 42: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),          // 43: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),         // 44: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),         // 45: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),        // 46: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),        // 47: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),       // 48: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),               // 49: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),            // 50: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 51: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 52: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 53: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 54: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 55: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 56: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 57: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 58: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 59: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 60: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 61: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 62: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),          // 63: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),         // 64: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),          // 65: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),           // 66: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),           // 67: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),            // 68: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),           // 69: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),        // 70: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 71: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 72: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 73: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 74: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 75: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 76: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 77: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 78: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 79: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 80: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 81: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 82: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),  // 83: imd.client.v1.UserPresence
+	(*SessionProof)(nil),           // 2: imd.internal.v1.SessionProof
+	(*RunSend)(nil),                // 3: imd.internal.v1.RunSend
+	(*SubmitResponse)(nil),         // 4: imd.internal.v1.SubmitResponse
+	(*RunResult)(nil),              // 5: imd.internal.v1.RunResult
+	(*ChangeRequest)(nil),          // 6: imd.internal.v1.ChangeRequest
+	(*CreateGroup)(nil),            // 7: imd.internal.v1.CreateGroup
+	(*Rename)(nil),                 // 8: imd.internal.v1.Rename
+	(*CloseGroup)(nil),             // 9: imd.internal.v1.CloseGroup
+	(*AddMembers)(nil),             // 10: imd.internal.v1.AddMembers
+	(*RemoveMembers)(nil),          // 11: imd.internal.v1.RemoveMembers
+	(*SetRole)(nil),                // 12: imd.internal.v1.SetRole
+	(*Leave)(nil),                  // 13: imd.internal.v1.Leave
+	(*ChangeResponse)(nil),         // 14: imd.internal.v1.ChangeResponse
+	(*MarkRequest)(nil),            // 15: imd.internal.v1.MarkRequest
+	(*Mark)(nil),                   // 16: imd.internal.v1.Mark
+	(*MarkResponse)(nil),           // 17: imd.internal.v1.MarkResponse
+	(*MarkResult)(nil),             // 18: imd.internal.v1.MarkResult
+	(*SyncRequest)(nil),            // 19: imd.internal.v1.SyncRequest
+	(*SyncResponse)(nil),           // 20: imd.internal.v1.SyncResponse
+	(*HistoryRequest)(nil),         // 21: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),        // 22: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),         // 23: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),        // 24: imd.internal.v1.MembersResponse
+	(*Member)(nil),                 // 25: imd.internal.v1.Member
+	(*HeadsRequest)(nil),           // 26: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),          // 27: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),               // 28: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),    // 29: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),   // 30: imd.internal.v1.ClearHistoryResponse
+	(*HealthRequest)(nil),          // 31: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),         // 32: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),            // 33: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),           // 34: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),         // 35: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),        // 36: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),        // 37: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),       // 38: imd.internal.v1.SetBlockResponse
+	(*AdmitRequest)(nil),           // 39: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),          // 40: imd.internal.v1.AdmitResponse
+	(*RevokeRequest)(nil),          // 41: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 42: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),           // 43: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),          // 44: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                 // 45: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),          // 46: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),         // 47: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),         // 48: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),        // 49: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),        // 50: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),       // 51: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),               // 52: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),            // 53: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),           // 54: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),          // 55: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),             // 56: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),         // 57: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),         // 58: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),            // 59: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 60: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 61: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 62: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 63: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 64: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 65: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 66: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 67: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 68: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 69: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 70: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 71: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 72: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 73: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 74: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 75: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 76: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 77: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 78: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 79: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 80: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 81: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 82: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 83: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 84: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 85: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 86: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
-	2,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	70, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	71, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
-	4,  // 4: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	72, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
-	6,  // 6: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
-	7,  // 7: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
-	8,  // 8: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
-	9,  // 9: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
-	10, // 10: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
-	11, // 11: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
-	12, // 12: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	73, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
-	15, // 14: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
-	17, // 15: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	74, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	75, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	76, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	77, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	78, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	79, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
-	24, // 22: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	80, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	73, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
-	27, // 25: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	42, // 26: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	49, // 27: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
-	42, // 28: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	53, // 29: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	81, // 30: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	74, // 31: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	82, // 32: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	57, // 33: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	56, // 34: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	56, // 35: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	56, // 36: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	65, // 37: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	66, // 38: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	67, // 39: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	56, // 40: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	83, // 41: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 42: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	5,  // 43: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	14, // 44: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	18, // 45: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	20, // 46: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	22, // 47: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	25, // 48: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	28, // 49: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	30, // 50: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	32, // 51: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	34, // 52: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	36, // 53: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	38, // 54: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	40, // 55: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 56: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	45, // 57: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	47, // 58: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	50, // 59: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	52, // 60: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	55, // 61: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	59, // 62: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	61, // 63: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	63, // 64: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	68, // 65: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	3,  // 66: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 67: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 68: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 69: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 70: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 71: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 72: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 73: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 74: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 75: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 76: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 77: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 78: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 79: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 80: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 81: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	48, // 82: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	51, // 83: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	54, // 84: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	58, // 85: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	60, // 86: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	62, // 87: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	64, // 88: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	69, // 89: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	66, // [66:90] is the sub-list for method output_type
-	42, // [42:66] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
+	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
+	73, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	74, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
+	75, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
+	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
+	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
+	10, // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
+	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
+	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
+	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
+	76, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
+	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
+	77, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	78, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	79, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	80, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	81, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	82, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
+	83, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	76, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
+	2,  // 27: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,  // 28: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	45, // 29: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	52, // 30: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	45, // 31: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	56, // 32: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	84, // 33: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	77, // 34: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	85, // 35: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	60, // 36: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	59, // 37: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	60, // 38: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	59, // 39: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	59, // 40: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	68, // 41: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	69, // 42: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	70, // 43: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	59, // 44: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	86, // 45: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 46: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 47: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 48: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 49: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 50: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 51: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 52: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 53: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 54: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 55: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 56: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 57: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 58: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	41, // 59: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 60: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	46, // 61: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	48, // 62: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	50, // 63: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	53, // 64: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	55, // 65: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	58, // 66: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	62, // 67: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	64, // 68: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	66, // 69: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	71, // 70: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,  // 71: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 72: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 73: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 74: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 75: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 76: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 77: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 78: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 79: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 80: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 81: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 82: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 83: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	42, // 84: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 85: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	47, // 86: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	49, // 87: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	51, // 88: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	54, // 89: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	57, // 90: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	61, // 91: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	63, // 92: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	65, // 93: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	67, // 94: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	72, // 95: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	71, // [71:96] is the sub-list for method output_type
+	46, // [46:71] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -4746,7 +4985,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		return
 	}
 	file_imd_internal_v1_call_proto_init()
-	file_imd_internal_v1_internal_proto_msgTypes[5].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[6].OneofWrappers = []any{
 		(*ChangeRequest_Create)(nil),
 		(*ChangeRequest_Rename)(nil),
 		(*ChangeRequest_Close)(nil),
@@ -4755,12 +4994,12 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[53].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[56].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[65].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -4772,7 +5011,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
