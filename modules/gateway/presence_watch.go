@@ -49,7 +49,7 @@ func (s *session) watchPresence(id uint32, r *clientv1.WatchPresence) {
 		}
 	}
 	list := &watchList{order: s.g.watchers.asked.Add(1), users: slices.Clone(r.UserIds), convs: slices.Clone(r.ConversationIds)}
-	s.ask(id, func(ctx context.Context) (*clientv1.ServerFrame, error) {
+	s.ask(id, "watch_presence", func(ctx context.Context) (*clientv1.ServerFrame, error) {
 		if err := s.g.see(ctx, s.user, list, true); err != nil {
 			return nil, err
 		}

@@ -81,22 +81,24 @@ type session struct {
 	stalled atomic.Bool // the reader waits for answers to leave
 	reader  reader
 
-	mu      door
-	phase   phase
-	helloBy time.Time
-	expires time.Time
-	place   place
+	mu       door
+	phase    phase
+	helloBy  time.Time
+	expires  time.Time
+	place    place
+	early    []*shared // deliveries before the welcome
+	runs     run.Queue
+	requests int // without an answer, other than sends
+	unacked  delivery.Pending
+	held     held // behind the window
+	seen     delivery.Seen
+	beat     heartbeat
+	pull     bool
+	wakeAt   time.Time // what the wheel was asked for; zero = nothing
+
 	// announced is set while the leader of the schedulers is to believe that the
 	// session is there.
 	announced bool
-	early     []*shared // deliveries before the welcome
-	runs      run.Queue
-	requests  int // without an answer, other than sends
-	unacked   delivery.Pending
-	seen      delivery.Seen
-	beat      heartbeat
-	pull      bool
-	wakeAt    time.Time // what the wheel was asked for; zero = nothing
 }
 
 // newSession makes the session of a connection that is about to be upgraded.
@@ -463,6 +465,7 @@ func (s *session) free(cause error) {
 	}
 	s.early = nil
 	s.unacked.Clear()
+	s.held = held{}
 	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)

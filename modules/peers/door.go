@@ -7,17 +7,19 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
-// Bounds of the connections to the listener. A process opens one connection to
-// another, and a second one for a moment when it is renewed.
+// Bounds of the connections to the listener. A process opens two connections to
+// another, and two more for a moment when they are renewed.
 const (
 	maxConnections = 2048
 	maxFromAddress = 512
@@ -27,7 +29,7 @@ const (
 func newRefused(reg prometheus.Registerer) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "imd_peer_refused_total",
-		Help: "Calls and connections of other processes that were refused, by reason: missing, old, key, used, large, roles, process, unreadable, connections.",
+		Help: "Calls and connections of other processes that were refused, by reason: missing, old, key, used, large, roles, process, version, unreadable, connections.",
 	}, []string{"reason"})
 	reg.MustRegister(c)
 	return c
@@ -84,6 +86,15 @@ func (d door) answer(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		return
 	}
 	next.ServeHTTP(w, r)
+}
+
+// pipes is how the listener answers calls that come over pipes.
+func (d door) pipes(calls *connect.Server, sec peer.Security) pipe.Config {
+	c := pipe.Config{Calls: calls, Keys: sec.Keys, Boot: d.boot, Max: peer.MaxFrame, Refused: func(word string) { d.refused.WithLabelValues(word).Inc() }}
+	if sec.Certs != nil {
+		c.Allowed = sec.Certs.May
+	}
+	return c
 }
 
 // refuse answers a call that nobody here takes.

@@ -21,9 +21,11 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 const (
@@ -57,6 +59,7 @@ type Deps struct {
 	Node     im.NodeID
 	Unshared map[string]string // what roles of this node keep for themselves
 	Names    NamesOpener
+	Trace    *trace.Log // takes spans of calls; nil = none are made
 }
 
 // Peers is the module of one node.
@@ -65,6 +68,7 @@ type Peers struct {
 	Deps
 	ln    net.Listener // nil = nothing is open
 	srv   *http.Server
+	pipes *pipe.Server
 	met   atomic.Bool // those who are needed were there once
 	named []*naming   // roles whose nodes come from a naming service
 
@@ -125,7 +129,7 @@ func (p *Peers) security() (peer.Security, error) {
 	warn := func(err error) {
 		p.Log.Warn("a file that proves this node to others is bad; the last good one stays in force", obs.Err(err))
 	}
-	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext}
+	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext, HTTP: p.cfg.Transport == transportHTTP}
 	if t := p.cfg.TLS; t.on() {
 		var err error
 		sec.Certs, err = seal.Load(seal.Files{CA: t.CAFile, Cert: t.CertFile, Key: t.KeyFile}, p.Cluster, time.Now, warn)
@@ -159,7 +163,7 @@ func (p *Peers) security() (peer.Security, error) {
 // server answers the calls of other nodes.
 func (p *Peers) server(sec peer.Security) *http.Server {
 	calls := rpc.NewServer(rpc.Options{
-		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), MaxRequest: maxRequest, MaxInFlight: maxInFlight,
+		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), Trace: p.Trace, MaxRequest: maxRequest, MaxInFlight: maxInFlight,
 		Timeout: func(connect.Spec) time.Duration { return peer.CallTimeout },
 		Class: func(s connect.Spec) balance.Class {
 			m, _ := peer.MethodOf(s.Procedure)
@@ -168,7 +172,10 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	})
 	p.Set.Register(calls.Connect())
 	mux := http.NewServeMux()
-	calls.Mount(mux.Handle, p.door(sec).wrap)
+	d := p.door(sec)
+	calls.Mount(mux.Handle, d.wrap)
+	p.pipes = pipe.NewServer(d.pipes(calls.Connect(), sec))
+	mux.Handle(pipe.Path, p.pipes)
 	srv := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, Protocols: &http.Protocols{},
 		HTTP2: &http.HTTP2Config{
@@ -177,6 +184,7 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 		},
 		ErrorLog: zap.NewStdLog(p.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
 	}
+	srv.Protocols.SetHTTP1(true) // pipes begin there
 	if sec.Certs != nil {
 		srv.Protocols.SetHTTP2(true)
 		srv.TLSConfig = sec.Certs.Server()
@@ -221,6 +229,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	}
 	sctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer stop()
+	work.Go(func() { p.pipes.Shutdown(sctx) })
 	if p.srv.Shutdown(sctx) != nil {
 		_ = p.srv.Close() // who still waits is cut off
 	}

@@ -57,7 +57,7 @@ type fakeGateway struct {
 	mu     sync.Mutex
 	all    []*v1.SessionChange // of its snapshot
 	log    []*v1.SessionChange // behind it
-	news   chan struct{} // made inside the test's bubble
+	news   chan struct{}       // made inside the test's bubble
 	err    error
 	told   []string
 	tokens []int64

@@ -70,6 +70,7 @@ type MessageStore interface {
 	Workers
 	Fences
 	Jobs
+	Outbox
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.

@@ -12,6 +12,10 @@
 // a stop: add the new one as second everywhere, then make it the first
 // everywhere, then drop the old one.
 //
+// Where many messages go over one connection, both sides bring a nonce, derive a
+// key for each direction from these and the shared key, and prove each message
+// and its number with 16 bytes.
+//
 // # Certificates
 //
 // TLS 1.3, both sides. A certificate names the roles of its node as URIs

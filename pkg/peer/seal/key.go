@@ -291,7 +291,7 @@ func (v *Verifier) Check(r *http.Request) (Answer, error) {
 	if off := now.Sub(time.UnixMilli(ms)); err != nil || off > Window || off < -Window {
 		return nil, errOld
 	}
-	key := v.named(f[1])
+	key := v.keys.Named(f[1])
 	if key == nil { // before the body is read: a stranger costs nothing
 		return nil, errForeign
 	}
@@ -313,16 +313,6 @@ func (v *Verifier) Check(r *http.Request) (Answer, error) {
 	return func(status int, h http.Header, body []byte) {
 		h.Set(answerHeader, hex.EncodeToString(answerMAC(key, m, status, h, body)))
 	}, nil
-}
-
-// named is the key of a name; nil = there is none.
-func (v *Verifier) named(name string) []byte {
-	for _, k := range v.keys() {
-		if keyName(k) == name {
-			return k
-		}
-	}
-	return nil
 }
 
 // fresh remembers a nonce; false if it was seen, or too many were.

@@ -106,12 +106,14 @@ func (t *tx) add(c *conversation) (bool, error) {
 	return err == nil, err
 }
 
-const sqlFlush = `UPDATE conversation SET name = $2, closed = $3, head = $4, members = $5, member_version = $6, version = $7, head_version = $7
-  WHERE num = $1`
+const sqlFlush = `WITH moved AS (
+  UPDATE conversation SET name = $2, closed = $3, head = $4, members = $5, member_version = $6, version = $7, head_version = $7
+  WHERE num = $1 RETURNING num, head)
+INSERT INTO feed (conv, low, high) SELECT m.num, $8, m.head FROM moved m WHERE (SELECT b.feeding FROM outbox b WHERE b.id = 1)`
 
-// flush writes c back.
-func (t *tx) flush(c *conversation) error {
-	_, err := t.exec(sqlFlush, c.num, c.Name, c.Closed, c.Head, c.Count, c.MemberVersion, t.xid)
+// flush writes c back, whose head was at low, and leaves a mark for the outbox.
+func (t *tx) flush(c *conversation, low im.Seq) error {
+	_, err := t.exec(sqlFlush, c.num, c.Name, c.Closed, c.Head, c.Count, c.MemberVersion, t.xid, low)
 	return err
 }
 
@@ -182,7 +184,7 @@ func (t *tx) insert(c *conversation, e *im.Entry) error {
 		return err
 	}
 	c.Head = e.Seq
-	if err := t.flush(c); err != nil {
+	if err := t.flush(c, e.PrevSeq); err != nil {
 		return err
 	}
 	_, err = t.exec(sqlStamp, e.ServerTime.UnixMilli())

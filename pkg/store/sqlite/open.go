@@ -72,6 +72,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := w.identify(ctx, o, remembered, copied); err != nil {
 		return nil, err
 	}
+	if err := w.row(sqlFeeding, nil, &w.feeding); err != nil {
+		return nil, err
+	}
 	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err

@@ -94,6 +94,11 @@ func (t *tx) move(p *store.Position) error {
 	if c.Kind == clientv1.ConversationKind_CONVERSATION_KIND_DIRECT {
 		t.touch(c) // the peer's list shows it
 	}
+	if next.Read > m.Read {
+		if err := t.withdraw(m.User, c.ID, next.Read); err != nil {
+			return err
+		}
+	}
 	return t.put(c, &next)
 }
 

@@ -29,6 +29,7 @@ type writer struct {
 	commits int64
 	newest  int64 // ms
 	cache   *cache
+	feeding bool // commits leave marks for the outbox
 	closed  bool
 	sick    bool      // the last write failed
 	wrote   time.Time // of the last commit that did not
@@ -41,8 +42,10 @@ type tx struct {
 	version int64     // the number of its commit
 	changed bool
 	newest  int64
-	dirty   []*conversation // changed in memory: flushed before, dropped if it fails
-	proving bool            // it changes notes of sessions
+	dirty   []*conversation          // changed in memory: flushed before, dropped if it fails
+	grown   map[*conversation]im.Seq // heads before those that have new entries
+	feeds   *bool                    // what feeding is to become
+	proving bool                     // it changes notes of sessions
 }
 
 // run gives fn a transaction and commits it if fn changed something. fn's error
@@ -141,6 +144,9 @@ func (t *tx) commit() error {
 			return err
 		}
 	}
+	if err := t.mark(); err != nil {
+		return err
+	}
 	if _, err := t.exec(sqlStamp, t.version, t.newest); err != nil {
 		return err
 	}
@@ -156,6 +162,9 @@ func (t *tx) commit() error {
 	}
 	failpoint.Hit(failpoint.AfterCommit)
 	t.writer.commits, t.writer.newest = t.version, t.newest
+	if t.feeds != nil {
+		t.feeding = *t.feeds
+	}
 	t.sick, t.wrote = false, time.Now()
 	if err := t.side.write(mark{t.epoch, t.version}); err != nil {
 		// The next commit writes it again; until then a restored copy could pass
@@ -236,9 +245,22 @@ func (t *tx) insert(c *conversation, e *entry) (bool, error) {
 		return false, err
 	}
 	t.touch(c)
+	if t.feeding {
+		t.grows(c)
+	}
 	t.newest = max(t.newest, t.now.UnixMilli())
 	c.Head, c.headVersion = e.Seq, t.version
 	return true, nil
+}
+
+// grows remembers where the head of c was before the transaction.
+func (t *tx) grows(c *conversation) {
+	if t.grown == nil {
+		t.grown = map[*conversation]im.Seq{}
+	}
+	if _, ok := t.grown[c]; !ok {
+		t.grown[c] = c.Head
+	}
 }
 
 const sqlTop = `SELECT seq FROM entry WHERE conv = ? ORDER BY seq DESC LIMIT 1`
@@ -256,6 +278,9 @@ func (t *tx) heal(c *conversation) (bool, error) {
 	t.log.Error("head of a conversation was behind its log", obs.Conv(c.ID), obs.Seq(top),
 		zap.Int64("head", int64(c.Head)))
 	t.touch(c)
+	if t.feeding {
+		t.grows(c)
+	}
 	c.Head, c.headVersion = top, t.version
 	return true, nil
 }
