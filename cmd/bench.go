@@ -93,7 +93,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	if !in("hot") {
+	if !in("hot", "slow") {
 		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
 	}
 	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
@@ -104,6 +104,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
 	o.Outstanding, o.Size = 1, 128
 	switch {
+	case in("slow"):
+		fl.IntVar(&o.Pairs, "pairs", 5, "stretches with and without a client that does not read, each of --duration")
+		fl.Float64Var(&o.Rate, "rate", 2000, "messages a second of all pairs of devices together")
 	case in("hot"):
 		fl.IntVar(&o.Outstanding, "outstanding", 8, "unanswered messages that each sender into the hot conversation keeps, 1 to 32")
 		fl.Float64Var(&o.Rate, "rate", 500, "messages a second into the other conversations in all")
@@ -133,6 +136,12 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if in("sync", "resume") {
 		fl.IntVar(&o.Conversations, "conversations", 20, "conversations of each user")
 	}
+	if in("connect") {
+		fl.IntVar(&o.Conversations, "conversations", 0, "groups of 20 that each user is in before it connects")
+	}
+	if in("fanout") {
+		fl.BoolVar(&o.Whole, "whole", false, "send the next message when all members have the last one")
+	}
 	if in("history") {
 		fl.IntVar(&o.Entries, "entries", 200, "entries of each conversation")
 	}
@@ -149,6 +158,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if in("history", "mix") {
 		fl.IntVar(&o.Page, "page", 50, "entries of a page, 1 to 500")
 	}
+	o.GroupSize = 20
 	if in("mix") {
 		fl.IntVar(&o.GroupSize, "group-size", 10, "members of a group, 2 to 500")
 		fl.StringVar(&f.mix, "mix", "", "shares of the operations (default direct=50,group=20,read=15,history=10,sync=5)")
@@ -189,8 +199,12 @@ func (f *benchFlags) check() error {
 		return usagef("--entries: %d is not within 1 and 100000", o.Entries)
 	case o.Page < 0 || o.Page > protocol.MaxHistoryLimit:
 		return usagef("--page: %d is not within 1 and %d", o.Page, protocol.MaxHistoryLimit)
+	case o.Whole && (o.Rate != 0 || o.Outstanding != 1):
+		return usagef("--whole sends one message after the other, without --rate and --outstanding")
 	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
 		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
+	case o.Scenario == "slow" && (o.Conns < 4 || o.Rate == 0 || o.Pairs < 1 || o.Pairs > 1000):
+		return usagef("slow wants a rate, at least 4 of --conns and 1 to 1000 pairs of stretches")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
 	}
@@ -351,7 +365,7 @@ func (f *benchFlags) prepare() (*benchSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := raiseFiles(f.o.Conns + 1100); err != nil {
+	if err := raiseFiles(f.o.Conns + 200); err != nil {
 		return nil, err
 	}
 	side := &benchSide{f: f, cred: cred}

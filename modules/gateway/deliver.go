@@ -11,9 +11,16 @@ import (
 )
 
 // deliver queues frames of one conversation from push on the session, but for
-// those that it has written itself, and leaves flushing to the caller; false =
-// it has ended.
-func (s *session) deliver(frames []*shared) bool {
+// those that it has written itself; here false = it has ended. After due the
+// caller flushes, which it may put off until it has delivered more.
+func (s *session) deliver(frames []*shared) (here, due bool) {
+	turns := s.q.turns.Load()
+	here = s.take(frames)
+	return here, s.q.turns.Load() != turns // else somebody else is going to
+}
+
+// take is deliver without flushing.
+func (s *session) take(frames []*shared) (here bool) {
 	s.mu.Lock()
 	defer s.mu.Mutex.Unlock()
 	if s.phase != online && s.phase != joining {

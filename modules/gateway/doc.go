@@ -18,6 +18,8 @@
 //     what a delivery does not find here has ended (place.go).
 //   - Routes are refreshed by this node alone, and put back when the store has
 //     lost them (keeper.go). A claim that comes late displaces nobody newer.
+//   - Of those who log in 128 are looked up at once, the others wait for their
+//     turn; nobody who joins waits for the gateway of a session that it displaced.
 //   - Under session.strict a session is welcomed only when its rank is in the
 //     message store, and each of its sends carries it (prove.go).
 //   - What sessions begin and end is told to the leader of the schedulers in order
@@ -44,14 +46,15 @@
 //
 // # Metrics
 //
-// imd_gateway_connections, imd_gateway_handshakes_total,
+// imd_gateway_connections, imd_gateway_connections_parked,
+// imd_gateway_memory_returned_total, imd_gateway_handshakes_total,
 // imd_gateway_frames_total, imd_gateway_sessions_closed_total,
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,
 // imd_gateway_heads_total, imd_gateway_stale_leader_calls_total, imd_gateway_submit_sends,
 // imd_gateway_routes_refreshed_total{result}, imd_gateway_routes_away,
 // imd_gateway_route_losses_total, imd_gateway_sessions_unclaimed,
-// imd_gateway_outranked_total,
+// imd_gateway_outranked_total, imd_gateway_kicks_lost_total,
 // imd_gateway_presence_events_total{result}, imd_gateway_presence_watchers,
 // imd_gateway_presence_watched, imd_gateway_presence_silence_seconds, imd_gateway_typing_total{result},
 // imd_message_send_seconds, imd_message_deliver_seconds.

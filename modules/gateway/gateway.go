@@ -124,6 +124,9 @@ type Gateway struct {
 	ended     *endings
 	watchers  *watchers
 	typing    *typing
+	joins     turns // of those who log in
+	releases  turns // of routes that are given back
+	kicks     *kicks
 	requests  chan struct{} // holds one for each request in work
 
 	quietTime    time.Duration // without a byte until a connection is parked
@@ -170,6 +173,8 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	g.watchers, g.typing = newWatchers(g), newTyping(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
+	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
+	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
@@ -200,6 +205,18 @@ func (g *Gateway) comeIn() bool {
 		return false
 	}
 	g.wg.Add(1)
+	return true
+}
+
+// another starts f from anywhere; Run waits for it. false = it is too late.
+func (g *Gateway) another(f func()) bool {
+	if !g.comeIn() {
+		return false
+	}
+	go func() {
+		defer g.wg.Done()
+		f()
+	}()
 	return true
 }
 
@@ -260,6 +277,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.antiEntropy(work) })
 	own.Go(func() { g.keeper.run(work) })
 	own.Go(func() { g.watchers.run(work) })
+	own.Go(func() { g.tidyUp(work) })
 	g.serving.Store(true)
 	var err error
 	select {

@@ -109,6 +109,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 // choose.
 type metrics struct {
 	connections prometheus.Gauge
+	parked      prometheus.Gauge
+	tidied      prometheus.Counter
 	handshakes  *prometheus.CounterVec // label: result
 	in, out     [kinds]prometheus.Counter
 	closed      *prometheus.CounterVec // label: reason
@@ -122,6 +124,7 @@ type metrics struct {
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
 	outranked   prometheus.Counter
+	kicksLost   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	presence     *prometheus.CounterVec // label: result (sent, owed)
@@ -148,6 +151,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections",
 			Help: "Client connections open on this node now, authenticated or not."}),
+		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
+			Help: "Of the connections, those that are quiet and have no goroutine."}),
+		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
 		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
 		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
@@ -159,6 +165,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		kicksLost:    counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
 		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		presence:     vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
@@ -189,8 +196,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.presence.WithLabelValues(r)
 	}
 	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
-	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
+	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }
 

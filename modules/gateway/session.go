@@ -326,6 +326,7 @@ func takesRoom(f *clientv1.ClientFrame) bool {
 // waitForRoom stops the reader while too much waits for an answer, or, before
 // a frame with a long answer, for being written. false = the session ended.
 func (s *session) waitForRoom(long bool) bool {
+	began := time.Now()
 	for s.crowded(long) {
 		s.stalled.Store(true)
 		select {
@@ -334,8 +335,10 @@ func (s *session) waitForRoom(long bool) bool {
 			return false
 		}
 	}
-	if s.stalled.Load() {
-		s.wire.lastByte.Store(time.Now().UnixNano()) // we were silent, not the client
+	if s.stalled.Load() { // we were silent, not the client
+		now := time.Now()
+		s.wire.lastByte.Store(now.UnixNano())
+		s.over.passOver(now.Sub(began))
 		s.stalled.Store(false)
 	}
 	return true

@@ -78,6 +78,9 @@ type Peers struct {
 // New makes the module; it opens nothing.
 func New(cfg Config, d Deps) *Peers {
 	p := &Peers{cfg: cfg, Deps: d}
+	if d.Reg != nil {
+		p.refused = newRefused(d.Reg)
+	}
 	if d.Settings != nil && cfg.Listen != "" {
 		d.Settings.Subscribe("peers", p.apply)
 	}
@@ -113,7 +116,6 @@ func (p *Peers) Start(ctx context.Context) error {
 	if err := p.places(); err != nil {
 		return errors.Join(err, p.Close())
 	}
-	p.refused = newRefused(p.Reg)
 	p.srv = p.server(sec)
 	p.ln = limit(p.ln, p.refused)
 	addr := p.cfg.Advertise

@@ -35,8 +35,8 @@ var (
 	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter}}
 )
 
-// gatewayClient is what the leader asks of a gateway.
-type gatewayClient interface {
+// GatewayClient is what the leader asks of a gateway. Safe for concurrent use.
+type GatewayClient interface {
 	Follow(context.Context, *v1.FollowRequest) (*v1.FollowResponse, error)
 	Show(context.Context, *v1.ShowRequest) (*v1.ShowResponse, error)
 }
@@ -188,6 +188,9 @@ func (f *following) look(ctx context.Context) {
 	if now := time.Now(); now.Sub(f.count) >= statsEvery {
 		f.count = now
 		f.s.presence.show(f.core.Stats())
+	}
+	if f.s.Gateway == nil {
+		return
 	}
 	v := f.s.View()
 	if v.Revision == 0 || v.Stale || v.Serial == f.view {

@@ -31,7 +31,7 @@ const (
 type link struct {
 	f      *following
 	home   store.Home
-	gw     gatewayClient
+	gw     GatewayClient
 	cancel context.CancelFunc
 	wake   chan struct{}
 
