@@ -38,7 +38,7 @@ var printsData = map[string][]string{
 	"imd key create":   {"--name", "backend"},
 	"imd key list":     {},
 	"imd key revoke":   {"k"},
-	"imd user devices": {"alice"}, "imd user kick": {"alice", "--login", "l"}, "imd user revoke": {"alice", "--all"},
+	"imd user devices": {"alice"}, "imd user presence": {"alice", "bob"}, "imd user kick": {"alice", "--login", "l"}, "imd user revoke": {"alice", "--all"},
 	"imd send":          {"--as", "alice", "--to", "bob", "text"},
 	"imd tail":          {"--as", "alice"},
 	"imd version":       {},

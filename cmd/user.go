@@ -4,17 +4,19 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/imdhq/imd/pkg/presence"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
 func newUser(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "user", Short: "See and end the logins of a user"}
-	c.AddCommand(newUserDevices(a), newUserEnd(a, "kick", "kicked"), newUserEnd(a, "revoke", "revoked"))
+	c.AddCommand(newUserDevices(a), newUserPresence(a), newUserEnd(a, "kick", "kicked"), newUserEnd(a, "revoke", "revoked"))
 	return c
 }
 
@@ -79,6 +81,63 @@ func printDevices(w io.Writer, user string, rows []deviceRow) {
 		lines = append(lines, []string{r.LoginID, r.Class, r.DeviceID, r.NodeID, r.Since.Format(time.RFC3339)})
 	}
 	table(w, "LOGIN CLASS DEVICE NODE SINCE", lines)
+}
+
+// presenceRow is what `user presence -o json` prints of a user.
+type presenceRow struct {
+	UserID   string     `json:"user_id"`
+	Online   bool       `json:"online"`
+	Classes  []string   `json:"classes,omitempty"`
+	LastSeen *time.Time `json:"last_seen,omitempty"`
+}
+
+func newUserPresence(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "presence USER...", Short: "See who is online, or when they were last seen",
+		Long: `Presence asks who of up to 200 users has a session at this moment, and with
+which classes of devices. Of the others it says when their last session ended, if
+that is known.`,
+		Example: "  imd user presence alice bob\n  imd user presence alice -o json",
+		Args:    cobra.RangeArgs(1, presence.MaxRead),
+	}
+	f := addServer(a, c, "ops listener")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		svc, err := f.deviceService()
+		if err != nil {
+			return err
+		}
+		ctx, cancel := a.bounded(c.Context())
+		defer cancel()
+		res, err := svc.ListPresence(ctx, &adminv1.ListPresenceRequest{UserIds: args})
+		if err != nil {
+			return err
+		}
+		rows := []presenceRow{}
+		for _, p := range res.GetUsers() {
+			row := presenceRow{UserID: p.GetUserId(), Online: p.GetOnline(), Classes: p.GetClasses()}
+			if ms := p.GetLastSeenMs(); ms > 0 {
+				row.LastSeen = new(time.UnixMilli(ms).UTC())
+			}
+			rows = append(rows, row)
+		}
+		return a.printer().data(map[string]any{"users": rows}, func(w io.Writer) { printPresence(w, rows) })
+	}
+	return c
+}
+
+func printPresence(w io.Writer, rows []presenceRow) {
+	var lines [][]string
+	for _, r := range rows {
+		state, with, seen := "offline", "-", "-"
+		if r.Online {
+			state, with = "online", strings.Join(r.Classes, ",")
+		}
+		if r.LastSeen != nil {
+			seen = r.LastSeen.Format(time.RFC3339)
+		}
+		lines = append(lines, []string{r.UserID, state, with, seen})
+	}
+	table(w, "USER STATE CLASSES LAST_SEEN", lines)
 }
 
 // newUserEnd is kick or revoke: the same end, told to the user in other words.

@@ -22,6 +22,9 @@
 //     turn; nobody who joins waits for the gateway of a session that it displaced.
 //   - Under session.strict a session is welcomed only when its rank is in the
 //     message store, and each of its sends carries it (prove.go).
+//   - What sessions begin and end is told to the leader of the schedulers in order
+//     (presence.go), and what it says others see of users is told to sessions in
+//     order too. A session watches those who share a conversation with its user.
 //   - Delivers of a conversation rise in seq on a connection; what does not fit
 //     becomes a head hint, because the log is the truth.
 //   - A connection that is quiet costs no goroutine: it is parked (reader.go) at
@@ -52,5 +55,7 @@
 // imd_gateway_routes_refreshed_total{result}, imd_gateway_routes_away,
 // imd_gateway_route_losses_total, imd_gateway_sessions_unclaimed,
 // imd_gateway_outranked_total, imd_gateway_kicks_lost_total,
+// imd_gateway_presence_events_total{result}, imd_gateway_presence_watchers,
+// imd_gateway_presence_watched, imd_gateway_presence_silence_seconds, imd_gateway_typing_total{result},
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

@@ -54,17 +54,21 @@ type stateClient interface {
 	Sync(context.Context, *v1.SyncRequest) (*v1.SyncResponse, error)
 	History(context.Context, *v1.HistoryRequest) (*v1.HistoryResponse, error)
 	Heads(context.Context, *v1.HeadsRequest) (*v1.HeadsResponse, error)
+	Members(context.Context, *v1.MembersRequest) (*v1.MembersResponse, error)
 }
 
 // directoryClient is what the gateway asks of the directory.
 type directoryClient interface {
 	Admit(context.Context, *v1.AdmitRequest) (*v1.AdmitResponse, error)
 	Revoke(context.Context, *v1.RevokeRequest) (*v1.RevokeResponse, error)
+	Visible(context.Context, *v1.VisibleRequest) (*v1.VisibleResponse, error)
+	LastSeen(context.Context, *v1.LastSeenRequest) (*v1.LastSeenResponse, error)
 	Prove(context.Context, *v1.ProveRequest) (*v1.ProveResponse, error)
 }
 
 // peerClient is what one gateway asks of another.
 type peerClient interface {
+	Deliver(context.Context, *v1.DeliverRequest) (*v1.DeliverResponse, error)
 	Kick(context.Context, *v1.KickRequest) (*v1.KickResponse, error)
 	Probe(context.Context, *v1.ProbeRequest) (*v1.ProbeResponse, error)
 }
@@ -118,6 +122,8 @@ type Gateway struct {
 	submitter *submitter
 	keeper    *keeper
 	ended     *endings
+	watchers  *watchers
+	typing    *typing
 	joins     turns // of those who log in
 	releases  turns // of routes that are given back
 	kicks     *kicks
@@ -165,6 +171,8 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.keeper, g.ended = newKeeper(g), newEndings()
+	g.watchers, g.typing = newWatchers(g), newTyping(g)
+	m.watchSilence(d.Reg, g.watchers.silence)
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
@@ -268,6 +276,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.marks.run(work) })
 	own.Go(func() { g.antiEntropy(work) })
 	own.Go(func() { g.keeper.run(work) })
+	own.Go(func() { g.watchers.run(work) })
 	own.Go(func() { g.tidyUp(work) })
 	g.serving.Store(true)
 	var err error

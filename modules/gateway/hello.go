@@ -15,6 +15,9 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
+// features are the later parts of the protocol that this server has.
+var features = []string{"presence", "typing"}
+
 // defaultClass is the class of a login that names none.
 const defaultClass = im.Desktop
 
@@ -190,10 +193,11 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	s.phase, s.expires = online, c.Expires
 	s.runs.User, s.runs.Session = string(s.user), string(s.id)
 	s.beat.begin(now)
+	s.g.watchers.began(s)
 	s.replyLocked(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Welcome{Welcome: &clientv1.Welcome{
 		Version: level, SessionId: string(s.id), UserId: string(s.user), DeviceId: string(s.device), DataEpoch: s.dataEpoch,
 		ServerTimeMs: now.UnixMilli(), TokenExpireMs: c.Expires.UnixMilli(),
-		PingIntervalMs: millis(s.beat.interval), PongTimeoutMs: millis(s.beat.timeout),
+		PingIntervalMs: millis(s.beat.interval), PongTimeoutMs: millis(s.beat.timeout), Features: features,
 	}}})
 	for _, f := range s.early {
 		s.deliverLocked(now, f)

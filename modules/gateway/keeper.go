@@ -288,6 +288,9 @@ func (k *keeper) claimLate(s *session) {
 	s.mu.Lock()
 	s.place.claimed = true
 	live = s.phase != ended
+	if s.announced {
+		k.g.watchers.began(s)
+	}
 	s.mu.Unlock()
 	if !live {
 		s.release()

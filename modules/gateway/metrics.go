@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -34,12 +36,14 @@ const (
 	kindDrain
 	kindBye
 	kindError
+	kindPresence
+	kindTypingOut
 	kinds // how many there are
 )
 
 var kindNames = [kinds]string{"unknown", "hello", "send", "ack", "read", "sync", "history", "typing", "watch_presence",
 	"refresh_token", "pong", "welcome", "send_ack", "deliver", "receipt", "sync_result", "history_result", "refresh_result",
-	"ping", "head", "drain", "bye", "error"}
+	"ping", "head", "drain", "bye", "error", "presence", "typing"}
 
 // kindOfClient is the kind of a frame from a device.
 func kindOfClient(f *clientv1.ClientFrame) kind {
@@ -95,6 +99,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 		return kindBye
 	case *clientv1.ServerFrame_Error:
 		return kindError
+	case *clientv1.ServerFrame_Presence:
+		return kindPresence
 	}
 	return kindUnknown
 }
@@ -121,6 +127,10 @@ type metrics struct {
 	kicksLost   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
+	presence     *prometheus.CounterVec // label: result (sent, owed)
+	typing       *prometheus.CounterVec // label: result
+	watchers     prometheus.Gauge
+	watched      prometheus.Gauge
 	submitSends  prometheus.Histogram
 	send         prometheus.Histogram
 	deliver      prometheus.Histogram
@@ -158,6 +168,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		kicksLost:    counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
 		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
+		presence:     vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
+		typing:       vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
+		watchers:     prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
+		watched:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -175,7 +189,22 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"kept", "restored", "superseded", "replaced", "failed"} {
 		m.refreshed.WithLabelValues(r)
 	}
+	for _, r := range []string{"passed", "limited", "large", "failed"} {
+		m.typing.WithLabelValues(r)
+	}
+	for _, r := range []string{"sent", "owed"} {
+		m.presence.WithLabelValues(r)
+	}
+	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
+}
+
+// watchSilence shows how long the leader of the schedulers has not asked what
+// happens here.
+func (m *metrics) watchSilence(reg prometheus.Registerer, silence func() time.Duration) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "gateway", Name: "presence_silence_seconds",
+		Help: "How long no leader of the schedulers has asked which sessions begin and end here; 0 = none ever has."},
+		func() float64 { return silence().Seconds() }))
 }

@@ -25,6 +25,8 @@ type routes interface {
 	Claim(context.Context, store.Route, store.Policy) (store.Claim, error)
 	Refresh(context.Context, []store.Route) ([]store.Standing, error)
 	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
+	Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Recent(ctx context.Context, users []im.UserID) ([]store.Route, error)
 	Memory(context.Context) (string, error)
 }
 

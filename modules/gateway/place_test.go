@@ -55,6 +55,14 @@ func (f *forgetful) Release(ctx context.Context, u im.UserID, s im.SessionID, e 
 	return f.now.Load().Release(ctx, u, s, e)
 }
 
+func (f *forgetful) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+	return f.now.Load().Lookup(ctx, users)
+}
+
+func (f *forgetful) Recent(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+	return f.now.Load().Recent(ctx, users)
+}
+
 func (f *forgetful) Memory(context.Context) (string, error) {
 	f.asks.Add(1)
 	return fmt.Sprint(f.lost.Load()), nil
@@ -89,6 +97,10 @@ func (d deafPeer) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickResponse
 type nobody struct{}
 
 func (nobody) Kick(context.Context, *v1.KickRequest) (*v1.KickResponse, error) {
+	return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "test", "away")
+}
+
+func (nobody) Deliver(context.Context, *v1.DeliverRequest) (*v1.DeliverResponse, error) {
 	return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "test", "away")
 }
 

@@ -29,8 +29,8 @@ func (s *session) request(f *clientv1.ClientFrame) {
 		s.history(f.Id, k.History)
 	case *clientv1.ClientFrame_RefreshToken:
 		s.refresh(f.Id, k.RefreshToken.Token)
-	case *clientv1.ClientFrame_Typing, *clientv1.ClientFrame_WatchPresence:
-		s.reply(errorFrame(f.Id, protocol.NewError("unsupported", "", 0)))
+	case *clientv1.ClientFrame_WatchPresence:
+		s.watchPresence(f.Id, k.WatchPresence)
 	default:
 		s.reply(errorFrame(f.Id, protocol.NewError("unknown_kind", "", 0)))
 	}

@@ -37,6 +37,10 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	for _, d := range req.Deliveries {
 		frames := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
+		if d.Relaxed {
+			relaxed(frames[0], found)
+			continue
+		}
 		here := found[:0]
 		for _, x := range found {
 			hit, due := x.deliver(frames)

@@ -95,6 +95,10 @@ type session struct {
 	beat     heartbeat
 	pull     bool
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
+
+	// announced is set while the leader of the schedulers is to believe that the
+	// session is there.
+	announced bool
 }
 
 // newSession makes the session of a connection that is about to be upgraded.
@@ -275,6 +279,10 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	case *clientv1.ClientFrame_Pong:
 		s.reader.ponged = true
 		return nil
+	case *clientv1.ClientFrame_Typing:
+		if ok { // else it is left out
+			s.typing(now, f.Id, k.Typing)
+		}
 	case *clientv1.ClientFrame_Hello:
 		s.end("bad_frame", "a second hello", 0)
 	default:
@@ -431,6 +439,7 @@ func (s *session) endedLocked(reason string) {
 	close(s.done)
 	s.reader.spot.Wake() // for what is left to do
 	s.g.m.closed.WithLabelValues(reason).Inc()
+	s.g.watchers.ended(s, reason)
 	if ce := s.g.Log.Check(zap.DebugLevel, "session ended"); ce != nil {
 		ce.Write(obs.Session(s.id), obs.User(s.user), zap.String("reason", reason))
 	}

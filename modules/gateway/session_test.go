@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -137,8 +138,14 @@ func TestRequestsThatAreWrongGetAnError(t *testing.T) {
 		reason string
 	}{
 		"no kind":         {&clientv1.ClientFrame{}, "unknown_kind"},
-		"typing":          {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{}}}, "unsupported"},
-		"watch_presence":  {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{}}}, "unsupported"},
+		"typing":          {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{}}}, "invalid_id"},
+		"foreign typing":  {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{ConversationId: "g_1"}}}, "not_member"},
+		"watched id":      {watchFrame([]string{"no user"}), "invalid_id"},
+		"watched group":   {watchFrame(nil, ""), "invalid_id"},
+		"201 watched":     {watchFrame(slices.Repeat([]string{"u"}, 201)), "too_large"},
+		"9 conversations": {watchFrame(nil, slices.Repeat([]string{"g_1"}, 9)...), "too_large"},
+		"stranger":        {watchFrame([]string{"zoe"}), "forbidden"},
+		"foreign group":   {watchFrame(nil, "g_1"), "forbidden"},
 		"history limit":   {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_History{History: &clientv1.History{ConversationId: "g_1", Limit: -1}}}, "bad_request"},
 		"history id":      {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_History{History: &clientv1.History{ConversationId: ""}}}, "invalid_id"},
 		"foreign history": {&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_History{History: &clientv1.History{ConversationId: "g_1"}}}, "not_member"},

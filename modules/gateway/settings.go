@@ -9,6 +9,7 @@ import (
 	"github.com/imdhq/imd/pkg/rate"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // What may change while the gateway runs. A key that the configuration has too
@@ -36,6 +37,10 @@ var (
 		"Logins of all classes together that a user may have; the oldest beyond it ends, or under reject_new the new one is refused. 0 = no bound.", settings.Unit("logins"))
 	classModes, classMultis = byClass()
 
+	presenceLease = settings.Duration("presence.lease", 2*time.Minute, 10*time.Second, time.Hour,
+		"How long a session watches users before it is looked up again whether it may; who left all shared conversations is watched that long at most.")
+	typingMembers = settings.Int("presence.typing_members", protocol.LargeGroup, 2, 200,
+		"Members of a group up to which the others are told who types.", settings.Unit("members"))
 	strictSessions = settings.Bool("session.strict", false,
 		"Write the rank of each new session to the message store and compare it with every send, so that none of a displaced session is stored. Holds for sessions that begin from then on.")
 
@@ -54,6 +59,7 @@ var (
 	declared = settings.Schema{
 		Keys: append(classKeys(), []settings.Declared{
 			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, strictSessions, rateFactor,
+			presenceLease, typingMembers,
 			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
 		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
@@ -123,6 +129,8 @@ type tuning struct {
 	login                     loginPolicies
 	strict                    bool // session.strict
 	rates                     rates
+	presenceLease             time.Duration
+	typingMembers             int
 }
 
 // rates are those in force, with the factor in them.
@@ -139,6 +147,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 		pingInterval: pingInterval.Or(now, cfg.PingInterval), pongTimeout: pongTimeout.Or(now, cfg.PongTimeout),
 		redeliverAfter: redeliverAfter.Or(now, cfg.RedeliverAfter), redeliverCount: redeliverCount.In(now),
 		login: policies(cfg, now), strict: strictSessions.In(now),
+		presenceLease: presenceLease.In(now), typingMembers: typingMembers.In(now),
 		rates: rates{
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),

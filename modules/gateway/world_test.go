@@ -3,7 +3,10 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -184,6 +187,7 @@ type fakeState struct {
 	calls   []int // sends of each Submit
 	heads   []*v1.UserHead
 	refused map[string]string // by login: why Admit refuses
+	blocked map[string]bool   // users whom nobody sees
 	notes   map[string]note   // by login and device
 	onProve func() error      // called before a claim is noted
 	onAdmit func(n int)       // called with the number of the call
@@ -375,6 +379,25 @@ func (s *fakeState) Heads(context.Context, *v1.HeadsRequest) (*v1.HeadsResponse,
 	return &v1.HeadsResponse{Heads: s.heads, Version: "v", DataEpoch: s.epoch}, nil
 }
 
+func (s *fakeState) Members(_ context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.convs[r.ConversationId]
+	if c == nil || !c.members[r.UserId] {
+		return nil, im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "test", "not a member")
+	}
+	res := &v1.MembersResponse{End: len(c.members) <= int(r.Limit), Kind: clientv1.ConversationKind_CONVERSATION_KIND_GROUP, MemberCount: int32(len(c.members))}
+	if strings.HasPrefix(r.ConversationId, "d_") {
+		res.Kind = clientv1.ConversationKind_CONVERSATION_KIND_DIRECT
+	}
+	for _, u := range slices.Sorted(maps.Keys(c.members)) {
+		if len(res.Members) < int(r.Limit) {
+			res.Members = append(res.Members, &v1.Member{UserId: u})
+		}
+	}
+	return res, nil
+}
+
 type fakeDirectory struct {
 	internalv1connect.UnimplementedDirectoryServiceHandler
 	s *fakeState
@@ -398,6 +421,28 @@ func (d fakeDirectory) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.Revok
 	defer d.s.mu.Unlock()
 	d.s.refused[r.LoginId] = r.Reason
 	return &v1.RevokeResponse{}, nil
+}
+
+func (d fakeDirectory) Visible(_ context.Context, r *v1.VisibleRequest) (*v1.VisibleResponse, error) {
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	res := &v1.VisibleResponse{}
+	for _, u := range r.UserIds {
+		for _, c := range d.s.convs {
+			if c.members[r.UserId] && c.members[u] && !d.s.blocked[u] && !slices.Contains(res.UserIds, u) {
+				res.UserIds = append(res.UserIds, u)
+			}
+		}
+	}
+	return res, nil
+}
+
+func (d fakeDirectory) LastSeen(_ context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
+	res := &v1.LastSeenResponse{}
+	for _, u := range r.UserIds {
+		res.Users = append(res.Users, &v1.LastSeen{UserId: u, AtMs: 77})
+	}
+	return res, nil
 }
 
 func (d fakeDirectory) Prove(_ context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {

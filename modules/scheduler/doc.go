@@ -7,11 +7,16 @@
 // has the table of them, and the frame that every job runs in. A new leader goes
 // on where the rows in the message store say that the former one stood.
 //
+// Besides its jobs the leader follows every gateway and tells each what others see
+// of the users that it asked for (presence.go; what is decided there is pkg/presence).
+//
 // # Invariants
 //
 //   - A revocation is removed only after the last token of its login has expired.
 //   - Every effect proves the leader's token in its own transaction. A leader that
 //     was paused and replaced has none, whatever it believes of itself.
+//   - What is shown of a user proves the leader's token to each gateway, which
+//     refuses a leader that was followed.
 //   - At most one round of a job runs in a process, and no job waits for another.
 //
 // # Failure
@@ -25,6 +30,9 @@
 // # Metrics
 //
 // imd_scheduler_runs_total{job,result} (ok, failed, fenced, ended),
-// imd_scheduler_run_seconds{job}, imd_scheduler_expired_total, imd_scheduler_routes_swept_total; imd_election_*{election="scheduler"} of the control
+// imd_scheduler_run_seconds{job}, imd_scheduler_expired_total, imd_scheduler_routes_swept_total;
+// imd_presence_users, imd_presence_sessions, imd_presence_watched, imd_presence_gateways{state},
+// imd_presence_changes_total{kind}, imd_presence_shown_total, imd_presence_superseded_total,
+// imd_presence_saved_total{result}; imd_election_*{election="scheduler"} of the control
 // plane.
 package scheduler

@@ -17,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/outbox"
 	"github.com/imdhq/imd/pkg/rpc"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/webhook"
@@ -36,6 +37,8 @@ type Messages interface {
 	store.Outbox
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
+	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
+	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
 }
 
 // Elector is what the scheduler asks of the control plane.
@@ -56,6 +59,10 @@ type Deps struct {
 	Webhooks WebhookConfig
 	Push     PushConfig
 	Version  string // of the program, for receivers
+	// Gateway is one node's gateway, whose sessions are followed; nil = none is.
+	Gateway func(im.NodeID) GatewayClient
+	// Settings may change while the role runs; nil = none are set.
+	Settings settings.Source
 }
 
 // Scheduler is the scheduler role of one node.
@@ -78,6 +85,8 @@ type Scheduler struct {
 	news      *news           // there are new events
 	poke      chan struct{}   // capacity 1: pushes became due
 
+	presence *presenceMetrics
+
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
 	left  chan struct{} // closed when the campaign has ended
@@ -86,9 +95,11 @@ type Scheduler struct {
 // Spec declares the scheduler role.
 func Spec() module.Spec {
 	return module.Spec{
-		Name:  "scheduler",
-		Role:  true,
-		Needs: []string{"controlplane", "storage", "peers"},
+		Name:     "scheduler",
+		Role:     true,
+		Needs:    []string{"controlplane", "storage", "peers"},
+		Calls:    []string{"gateway"},
+		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
 			if err := errors.Join(env.Config("webhooks", &hooks), env.Config("offline_push", &push)); err != nil {
@@ -109,9 +120,11 @@ func Spec() module.Spec {
 					}
 					return nil
 				},
-				Store:  func() (Messages, error) { return env.Store.Messages() },
-				Routes: func() (store.Sweeper, error) { return env.Store.Routes() },
-				View:   env.Control.View,
+				Store:    func() (Messages, error) { return env.Store.Messages() },
+				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
+				View:     env.Control.View,
+				Gateway:  func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				Settings: env.Settings,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
 			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
@@ -134,6 +147,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
+	s.presence = newPresenceMetrics(d.Reg)
 	s.board = newBoard(s.jobs())
 	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
 		Help: "Marks of commits turned into events."})
@@ -180,7 +194,7 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 	return e.Campaign(ctx, control.Candidacy{
 		Name:   Election,
 		Fences: func() (store.Fences, error) { return s.Store() },
-		Lead:   s.lead,
+		Lead:   s.work,
 	})
 }
 

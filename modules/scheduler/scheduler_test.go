@@ -38,6 +38,10 @@ type counting struct {
 	homes []store.Home
 	swept []store.Home
 	view  control.View
+
+	gateways map[im.NodeID]*fakeGateway
+	seen     map[im.UserID]time.Time
+	seenErr  error
 }
 
 func (c *counting) Fence(context.Context, string) (store.Fence, error) {
@@ -174,7 +178,8 @@ func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	e := &sole{}
 	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
 		Store:  func() (Messages, error) { return c, nil },
-		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})
+		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now,
+		Gateway: func(n im.NodeID) GatewayClient { return c.gateways[n] }, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/presence"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -39,6 +40,31 @@ func (d devices) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest)
 	for _, x := range found {
 		out.Devices = append(out.Devices, &adminv1.Device{SessionId: string(x.Session), LoginId: string(x.Login), DeviceId: string(x.Device),
 			Class: string(x.Class), NodeId: string(x.Node), BootId: x.Boot, RouteEpoch: x.Epoch, SinceMs: x.Since.UnixMilli()})
+	}
+	return out, nil
+}
+
+// ListPresence tells who is online at this moment.
+func (d devices) ListPresence(ctx context.Context, r *adminv1.ListPresenceRequest) (*adminv1.ListPresenceResponse, error) {
+	if len(r.UserIds) > presence.MaxRead {
+		return nil, badRequest("at most 200 users are asked for at once")
+	}
+	for _, u := range r.UserIds {
+		if err := checkUser(u); err != nil {
+			return nil, err
+		}
+	}
+	routes, err := d.a.Routes()
+	if err != nil {
+		return nil, err
+	}
+	found, err := presence.Read(ctx, routes, d.a.Directory, r.UserIds)
+	if err != nil {
+		return nil, err
+	}
+	out := &adminv1.ListPresenceResponse{}
+	for _, p := range found {
+		out.Users = append(out.Users, &adminv1.Presence{UserId: p.UserId, Online: p.Online, LastSeenMs: p.LastSeenMs, Classes: p.Classes})
 	}
 	return out, nil
 }

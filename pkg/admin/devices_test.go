@@ -32,6 +32,10 @@ func (d *endingDirectory) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.Re
 	return &v1.RevokeResponse{}, nil
 }
 
+func (d *endingDirectory) LastSeen(_ context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
+	return &v1.LastSeenResponse{Users: []*v1.LastSeen{{UserId: r.UserIds[0], AtMs: 77}}}, nil
+}
+
 func TestDevices(t *testing.T) {
 	routes, dir := memory.New(), &endingDirectory{}
 	for _, s := range []im.SessionID{"s1", "s2"} {
@@ -68,10 +72,19 @@ func TestDevices(t *testing.T) {
 	if len(dir.ended) != 1 || dir.ended[0].LoginId != "l-s1" || dir.ended[0].Reason != "kicked" {
 		t.Errorf("ended %v", dir.ended)
 	}
-	for method, body := range map[string]string{"ListDevices": `{"userId":"no user"}`, "EndLogins": `{"userId":"alice","reason":"tired"}`} {
+	for method, body := range map[string]string{"ListDevices": `{"userId":"no user"}`, "ListPresence": `{"userIds":["no user"]}`, "EndLogins": `{"userId":"alice","reason":"tired"}`} {
 		if status, got := post(t, srv, adminKey, "DeviceService/"+method, body); status != http.StatusBadRequest {
 			t.Errorf("%s: %d %v", method, status, got)
 		}
+	}
+	status, body = post(t, srv, adminKey, "DeviceService/ListPresence", `{"userIds":["bob","alice"]}`)
+	list, _ = body["users"].([]any)
+	if status != http.StatusOK || len(list) != 2 {
+		t.Fatalf("%d %v", status, body)
+	}
+	bob, alice := list[0].(map[string]any), list[1].(map[string]any)
+	if bob["online"] != nil || bob["lastSeenMs"] != "77" || alice["online"] != true || len(alice["classes"].([]any)) != 1 {
+		t.Errorf("presence: %v", list)
 	}
 	away = true
 	if status, got := post(t, srv, adminKey, "DeviceService/ListDevices", `{"userId":"alice"}`); status != http.StatusServiceUnavailable {

@@ -21,6 +21,8 @@ var (
 	directoryRevoke                                       = method("directory.Revoke")
 	directoryProve                                        = method("directory.Prove")
 	directoryPutKey, directoryKeys                        = method("directory.PutKey"), method("directory.Keys")
+	directoryVisible, directoryLastSeen                   = method("directory.Visible"), method("directory.LastSeen")
+	gatewayFollow, gatewayShow                            = method("gateway.Follow"), method("gateway.Show")
 	pushFanout, gatewayDeliver, gatewayKick, gatewayProbe = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick"), method("gateway.Probe")
 	peerCheck                                             = method("peer.Check")
 )
@@ -170,6 +172,14 @@ func (c directoryClient) Revoke(ctx context.Context, r *v1.RevokeRequest) (*v1.R
 	return invoke(ctx, c.s, &c.s.directory, directoryRevoke, r.UserId, directoryHandler.Revoke, r)
 }
 
+func (c directoryClient) Visible(ctx context.Context, r *v1.VisibleRequest) (*v1.VisibleResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryVisible, r.UserId, directoryHandler.Visible, r)
+}
+
+func (c directoryClient) LastSeen(ctx context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryLastSeen, "", directoryHandler.LastSeen, r)
+}
+
 func (c directoryClient) Prove(ctx context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directoryProve, r.UserId, directoryHandler.Prove, r)
 }
@@ -207,4 +217,12 @@ func (c gatewayClient) Probe(ctx context.Context, r *v1.ProbeRequest) (*v1.Probe
 
 func (c gatewayClient) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickResponse, error) {
 	return invokeAt(ctx, c.s, &c.s.gateway, gatewayKick, c.node, internalv1connect.GatewayServiceHandler.Kick, r)
+}
+
+func (c gatewayClient) Follow(ctx context.Context, r *v1.FollowRequest) (*v1.FollowResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayFollow, c.node, internalv1connect.GatewayServiceHandler.Follow, r)
+}
+
+func (c gatewayClient) Show(ctx context.Context, r *v1.ShowRequest) (*v1.ShowResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayShow, c.node, internalv1connect.GatewayServiceHandler.Show, r)
 }

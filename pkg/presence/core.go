@@ -562,3 +562,14 @@ func later(a, b time.Time) time.Time {
 	}
 	return a
 }
+
+// Online lists the users that are shown as online, in no order.
+func (c *Core) Online() []im.UserID {
+	var out []im.UserID
+	for id, u := range c.users {
+		if u.shown != 0 {
+			out = append(out, id)
+		}
+	}
+	return out
+}

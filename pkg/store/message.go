@@ -65,6 +65,7 @@ type MessageStore interface {
 	Reader
 	Positions
 	Directory
+	Presence
 	Sessions
 	Workers
 	Fences

@@ -63,6 +63,12 @@ type Client struct {
 	reading   int // history requests of timelines that run
 	synced    bool
 	subs      map[*subscription]struct{}
+
+	watches    map[*PresenceWatch]struct{}
+	presence   map[string]Presence // of watched users
+	watchN     uint64              // number of the newest question
+	watchRetry time.Time           // when to ask again after a refusal; zero = not
+	watchTries int
 }
 
 // Connect signs in and returns once the first sync has ended, so that
@@ -114,6 +120,9 @@ func newClient(url string, opts Options) (*Client, error) {
 		outbox:  outbox.New[*Outgoing](opts.OutboxLimit),
 		convs:   make(map[string]*conv),
 		subs:    make(map[*subscription]struct{}),
+
+		watches:  make(map[*PresenceWatch]struct{}),
+		presence: make(map[string]Presence),
 	}
 	if c.http == nil {
 		c.http = http.DefaultClient
@@ -306,6 +315,13 @@ func (c *Client) tick(now time.Time) time.Time {
 			consider(s.syncRetry)
 		} else {
 			c.sync(s, now)
+		}
+	}
+	if !c.watchRetry.IsZero() {
+		if now.Before(c.watchRetry) {
+			consider(c.watchRetry)
+		} else {
+			c.askPresence()
 		}
 	}
 	if c.syncAgain && !s.syncing {

@@ -33,6 +33,9 @@ type conv struct {
 
 	receipts map[string]receiptNote
 	receiptN uint64
+	typing   map[string]typingNote
+	typingN  uint64
+	typedAt  time.Time // when the server was last told that the user types
 
 	ackAt   time.Time // when the next ack is due; zero = none is
 	unacked int

@@ -12,7 +12,7 @@ import (
 )
 
 // Event is something that happened in a conversation: *EntryEvent,
-// *ReceiptEvent, *LaggedEvent or *ResyncEvent. More may come; skip what is not
+// *ReceiptEvent, *TypingEvent, *LaggedEvent or *ResyncEvent. More may come; skip what is not
 // known.
 type Event interface {
 	// Conversation returns the id of the conversation.
@@ -221,6 +221,7 @@ type reader struct {
 	resets   int
 	live     bool // it was served from memory
 	receiptN uint64
+	typingN  uint64
 }
 
 // reader returns a reader that begins at what is here now.
@@ -233,7 +234,7 @@ func (c *Client) reader(id string) *reader {
 func (c *Client) readerLocked(id string) *reader {
 	r := &reader{client: c, id: id, pos: unknownSeq}
 	if cv := c.convs[id]; cv != nil {
-		r.resets, r.receiptN = cv.resets, cv.receiptN
+		r.resets, r.receiptN, r.typingN = cv.resets, cv.receiptN, cv.typingN
 		if cv.tl.Known() {
 			r.pos = cv.tl.Have()
 		}
@@ -286,6 +287,7 @@ func (r *reader) next(ctx context.Context) (events []Event, more bool, err error
 		r.pos, r.live = have, true
 	}
 	events = append(events, r.receipts(cv)...)
+	events = append(events, r.typing(cv)...)
 	c.mu.Unlock()
 	if !behind {
 		return events, false, nil

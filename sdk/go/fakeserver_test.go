@@ -48,6 +48,11 @@ type fakeServer struct {
 	breakAt     func() bool                                                        // the connection breaks around a send
 	headsOnly   bool
 	refuseSyncs int // answers so many with unavailable
+
+	watches     []*clientv1.WatchPresence
+	online      []*clientv1.UserPresence
+	refuseWatch *clientv1.Error
+	typed       int
 }
 
 type fakeLog struct {
@@ -239,11 +244,27 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 			ConversationId: k.Read.ConversationId, UserId: s.user, ReadSeq: log.read[s.user], UnreadCount: &unread}}})
 		f.toOthers(log, s, &clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Receipt{Receipt: &clientv1.Receipt{
 			ConversationId: k.Read.ConversationId, UserId: s.user, ReadSeq: log.read[s.user]}}})
+	case *clientv1.ClientFrame_WatchPresence:
+		f.watches = append(f.watches, k.WatchPresence)
+		if f.refuseWatch != nil {
+			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_Error{Error: f.refuseWatch}})
+			return
+		}
+		f.tellPresence(s, fr.Id)
+	case *clientv1.ClientFrame_Typing:
+		f.typed++
+		f.toOthers(f.logs[k.Typing.ConversationId], s, &clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Typing{Typing: &clientv1.Typing{
+			ConversationId: k.Typing.ConversationId, UserId: s.user}}})
 	case *clientv1.ClientFrame_RefreshToken:
 		f.tokens = append(f.tokens, k.RefreshToken.Token)
 		s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_RefreshResult{RefreshResult: &clientv1.RefreshResult{
 			TokenExpireMs: time.Now().Add(f.tokenLife).UnixMilli()}}})
 	}
+}
+
+// tellPresence says who is online; id 0 = unasked.
+func (f *fakeServer) tellPresence(s *fakeSession, id uint32) {
+	s.send(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Presence{Presence: &clientv1.Presence{Users: f.online}}})
 }
 
 func (f *fakeServer) hello(s *fakeSession, id uint32, h *clientv1.Hello) {

@@ -50,6 +50,14 @@ func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
 	case *clientv1.ServerFrame_SyncResult:
 		c.syncResult(s, k.SyncResult, now)
 		s.answer(f)
+	case *clientv1.ServerFrame_Presence:
+		if f.Id != 0 {
+			s.answer(f)
+			return
+		}
+		c.tellPresence(k.Presence)
+	case *clientv1.ServerFrame_Typing:
+		c.noteTyping(k.Typing, now)
 	case *clientv1.ServerFrame_Ping:
 		if k.Ping.IntervalMs > 0 {
 			s.quiet = time.Duration(k.Ping.IntervalMs)*time.Millisecond + s.pong
@@ -95,6 +103,9 @@ func (c *Client) welcome(s *session, w *clientv1.Welcome, now time.Time) {
 	c.outbox.Reconnected()
 	c.setState(Online, nil, 0)
 	c.pump(now)
+	if len(c.watches) > 0 {
+		c.askPresence()
+	}
 	close(s.ready)
 	if c.opts.SendOnly {
 		c.firstSync()

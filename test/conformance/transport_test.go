@@ -156,12 +156,6 @@ func unknown(t *testing.T, s *suite) {
 	}
 	wantReason(t, c.Answer(70), "not_member")
 	wantReason(t, c.Answer(71), "unknown_kind")
-	for _, k := range []*clientv1.ClientFrame{
-		{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{ConversationId: "g_none"}}},
-		{Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{}}},
-	} {
-		wantReason(t, c.Request(k), "unsupported")
-	}
 	recall := testenv.ToUser(s.user("bob"), "x")
 	recall.Kind, recall.TargetSeq = clientv1.EntryKind_ENTRY_KIND_RECALL, 1
 	if a := c.Send(recall); a.Status != clientv1.Ack_ACK_FAIL || a.Error.Reason != "unsupported" {

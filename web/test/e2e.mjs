@@ -37,6 +37,7 @@ async function run() {
   await step("empty", () => shoot(alice, "02-list"));
   const bob = await openAs(bobContext, "bob");
   await step("exchange", () => exchange(alice, bob));
+  await step("presence", () => presence(alice, bob));
   await step("odd texts", () => oddTexts(alice, bob));
   await step("group", () => group(alice, bob));
   await step("offline", () => offline(aliceContext, alice, bob));
@@ -96,6 +97,32 @@ async function exchange(alice, bob) {
   await shoot(alice, "06-chat");
 }
 
+async function presence(alice, bob) {
+  const below = alice.locator(".chat .bar-names");
+  const row = alice.locator(".row", { has: alice.locator(".row-title", { hasText: /^bob$/ }) });
+  await below.getByText("online", { exact: true }).waitFor();
+  await row.locator(".avatar-dot").waitFor();
+  await composer(bob).pressSequentially("let me see");
+  await below.getByText("typing…").waitFor();
+  await row.getByText("typing…").waitFor();
+  await shoot(alice, "06-typing");
+  await write(bob, `let me see ${tag}`);
+  await message(alice, `let me see ${tag}`).waitFor();
+  await below.getByText("online", { exact: true }).waitFor();
+  await alice.getByRole("button", { name: "About this conversation" }).click();
+  await shoot(alice, "06-online");
+  const left = Date.now();
+  await bob.goto("about:blank");
+  await below.getByText("last seen just now").waitFor();
+  assert.ok(Date.now() - left < 3_000, `offline after ${Date.now() - left} ms`);
+  await row.locator(".avatar-dot").waitFor({ state: "detached" });
+  await shoot(alice, "06-last-seen");
+  await alice.getByRole("button", { name: "Close", exact: true }).click();
+  await bob.goto(`${base}#user=bob`);
+  await openConversation(bob, "alice");
+  await below.getByText("online", { exact: true }).waitFor();
+}
+
 async function oddTexts(alice, bob) {
   const html = `<img src=x onerror="document.title='hacked'"><b>bold?</b> ${tag}`;
   await write(bob, html);
@@ -138,6 +165,12 @@ async function group(alice, bob) {
   await row.click();
   await write(alice, `who is in? ${tag}`);
   await message(bob, `who is in? ${tag}`).waitFor();
+  await composer(bob).pressSequentially("m");
+  await alice.locator(".chat .bar-names").getByText("bob is typing…").waitFor();
+  await alice.getByRole("button", { name: "About this conversation" }).click();
+  await alice.locator(".member", { hasText: "bob" }).getByText("online").waitFor();
+  await shoot(alice, "09-group-typing");
+  await alice.getByRole("button", { name: "Close", exact: true }).click();
   await write(bob, `me ${tag}`);
   await message(alice, `me ${tag}`).waitFor();
   await mark(alice, `who is in? ${tag}`, "Read by all");

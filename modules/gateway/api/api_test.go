@@ -18,6 +18,8 @@ import (
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/memory"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/public/imd/v1/imdv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -489,4 +491,31 @@ func FuzzSendBody(f *testing.F) {
 			t.Fatalf("%v", run)
 		}
 	})
+}
+
+func TestPresence(t *testing.T) {
+	routes := memory.New()
+	for _, class := range []im.Class{im.Phone, im.Web} {
+		r := store.Route{User: "member", Session: im.SessionID(class), Login: im.LoginID(class), Device: "d", Class: class, Node: "n1", Since: epoch}
+		if _, err := routes.Claim(t.Context(), r, store.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := start(t, func(d *Deps) { d.Routes = func() (Routes, error) { return routes, nil } })
+	a := f.post(f.token("admin"), "PresenceService/Get", `{"userIds":["owner","stranger","member"]}`)
+	want := `{"users":[{"userId":"owner","lastSeenMs":"1234"},{"userId":"member","online":true,"classes":["phone","web"]}]}`
+	if a.status != http.StatusOK || strings.ReplaceAll(a.raw, " ", "") != want {
+		t.Errorf("%d %s, want %s", a.status, a.raw, want)
+	}
+	if a := f.post(f.token("stranger"), "PresenceService/Get", `{"userIds":["stranger"]}`); a.reason() != "ok" {
+		t.Errorf("of oneself: %s", a.raw)
+	}
+	for body, want := range map[string]string{
+		`{}`: "bad_request", `{"userIds":["no user"]}`: "invalid_id",
+		`{"userIds":[` + strings.TrimSuffix(strings.Repeat(`"u",`, 201), ",") + `]}`: "bad_request",
+	} {
+		if a := f.post(f.token("admin"), "PresenceService/Get", body); a.reason() != want {
+			t.Errorf("%.40s: %s, want %s", body, a.reason(), want)
+		}
+	}
 }

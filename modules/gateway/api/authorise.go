@@ -42,6 +42,7 @@ var policies = map[string]policy{
 	conn.UserServiceUnblockProcedure:               {scope: auth.ScopeUsers, asUser: true},
 	conn.UserServiceDevicesProcedure:               {scope: auth.ScopeUsers, keysOnly: true},
 	conn.UserServiceKickProcedure:                  {scope: auth.ScopeUsers, keysOnly: true},
+	conn.PresenceServiceGetProcedure:               {scope: auth.ScopeUsers},
 	conn.TokenServiceMintProcedure:                 {scope: auth.ScopeTokens, keysOnly: true},
 	conn.TokenServiceRevokeProcedure:               {scope: auth.ScopeTokens, keysOnly: true},
 }

@@ -46,6 +46,15 @@ func checkID(field, id string) error {
 	return nil
 }
 
+func checkIDs(field string, ids []string) error {
+	for _, id := range ids {
+		if err := checkID(field, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func checkUUID(field, id string) error {
 	if !protocol.ValidUUID4(id) {
 		return badRequest("%s is no UUID of version 4 in lower case", field)

@@ -59,6 +59,8 @@ var matrix = map[string]row{
 		stranger: "forbidden", member: "forbidden", admin: "forbidden", owner: "forbidden", key: "ok"},
 	"UserService/Kick": {body: `{"userId":"x","loginId":"l"}`, scope: auth.ScopeUsers,
 		stranger: "forbidden", member: "forbidden", admin: "forbidden", owner: "forbidden", key: "ok"},
+	"PresenceService/Get": {body: `{"userIds":["member"]}`, scope: auth.ScopeUsers,
+		stranger: "forbidden", member: "ok", admin: "ok", owner: "ok", key: "ok"},
 	"TokenService/Mint": {body: `{"userId":"x"}`, scope: auth.ScopeTokens,
 		stranger: "forbidden", member: "forbidden", admin: "forbidden", owner: "forbidden", key: "ok"},
 	"TokenService/Revoke": {body: `{"userId":"x"}`, scope: auth.ScopeTokens,

@@ -171,6 +171,22 @@ func (w *world) SetBlock(_ context.Context, r *v1.SetBlockRequest) (*v1.SetBlock
 	return &v1.SetBlockResponse{}, nil
 }
 
+func (w *world) Visible(_ context.Context, r *v1.VisibleRequest) (*v1.VisibleResponse, error) {
+	w.note(r)
+	out := &v1.VisibleResponse{}
+	for _, id := range r.UserIds {
+		if roles[r.UserId] != 0 && roles[id] != 0 {
+			out.UserIds = append(out.UserIds, id)
+		}
+	}
+	return out, nil
+}
+
+func (w *world) LastSeen(_ context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
+	w.note(r)
+	return &v1.LastSeenResponse{Users: []*v1.LastSeen{{UserId: "owner", AtMs: 1234}}}, nil
+}
+
 func (w *world) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.RevokeResponse, error) {
 	w.note(r)
 	return &v1.RevokeResponse{}, nil

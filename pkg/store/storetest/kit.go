@@ -86,6 +86,8 @@ func TestMessages(t *testing.T, d Messages) {
 		{"ranks of sessions rise", sessionRanks},
 		{"a claim waits for what has begun and nothing follows it", sessionRace},
 		{"keys are kept", keys},
+		{"when users were last seen only moves up", lastSeen},
+		{"who shares a conversation is visible, unless there is a block", visible},
 		{"worker marks are kept", workerMarks},
 		{"a worker mark moves only from what it was", workerMarkMoved},
 		{"worker numbers are leased to one at a time", workerLeases},

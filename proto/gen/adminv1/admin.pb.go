@@ -972,6 +972,167 @@ func (x *Device) GetSinceMs() int64 {
 	return 0
 }
 
+// ListPresenceRequest names users, at most 200.
+type ListPresenceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPresenceRequest) Reset() {
+	*x = ListPresenceRequest{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPresenceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPresenceRequest) ProtoMessage() {}
+
+func (x *ListPresenceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPresenceRequest.ProtoReflect.Descriptor instead.
+func (*ListPresenceRequest) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListPresenceRequest) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// ListPresenceResponse has one presence a user, in the order of the request.
+type ListPresenceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []*Presence            `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPresenceResponse) Reset() {
+	*x = ListPresenceResponse{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPresenceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPresenceResponse) ProtoMessage() {}
+
+func (x *ListPresenceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPresenceResponse.ProtoReflect.Descriptor instead.
+func (*ListPresenceResponse) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListPresenceResponse) GetUsers() []*Presence {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+// Presence is what others see of a user.
+type Presence struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Online bool                   `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
+	// When the last session ended; 0 = online, or not known.
+	LastSeenMs int64 `protobuf:"varint,3,opt,name=last_seen_ms,json=lastSeenMs,proto3" json:"last_seen_ms,omitempty"`
+	// With what it is online: phone, tablet, web, desktop, bot.
+	Classes       []string `protobuf:"bytes,4,rep,name=classes,proto3" json:"classes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Presence) Reset() {
+	*x = Presence{}
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Presence) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Presence) ProtoMessage() {}
+
+func (x *Presence) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Presence.ProtoReflect.Descriptor instead.
+func (*Presence) Descriptor() ([]byte, []int) {
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Presence) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *Presence) GetOnline() bool {
+	if x != nil {
+		return x.Online
+	}
+	return false
+}
+
+func (x *Presence) GetLastSeenMs() int64 {
+	if x != nil {
+		return x.LastSeenMs
+	}
+	return 0
+}
+
+func (x *Presence) GetClasses() []string {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
 // EndLoginsRequest names logins and says why they end.
 type EndLoginsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -986,7 +1147,7 @@ type EndLoginsRequest struct {
 
 func (x *EndLoginsRequest) Reset() {
 	*x = EndLoginsRequest{}
-	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1159,7 @@ func (x *EndLoginsRequest) String() string {
 func (*EndLoginsRequest) ProtoMessage() {}
 
 func (x *EndLoginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1172,7 @@ func (x *EndLoginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndLoginsRequest.ProtoReflect.Descriptor instead.
 func (*EndLoginsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndLoginsRequest) GetUserId() string {
@@ -1044,7 +1205,7 @@ type EndLoginsResponse struct {
 
 func (x *EndLoginsResponse) Reset() {
 	*x = EndLoginsResponse{}
-	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1217,7 @@ func (x *EndLoginsResponse) String() string {
 func (*EndLoginsResponse) ProtoMessage() {}
 
 func (x *EndLoginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_imd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1230,7 @@ func (x *EndLoginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndLoginsResponse.ProtoReflect.Descriptor instead.
 func (*EndLoginsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 var File_imd_admin_v1_admin_proto protoreflect.FileDescriptor
@@ -1146,7 +1307,17 @@ const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	"\aboot_id\x18\x06 \x01(\tR\x06bootId\x12\x1f\n" +
 	"\vroute_epoch\x18\a \x01(\x04R\n" +
 	"routeEpoch\x12\x19\n" +
-	"\bsince_ms\x18\b \x01(\x03R\asinceMs\"^\n" +
+	"\bsince_ms\x18\b \x01(\x03R\asinceMs\"0\n" +
+	"\x13ListPresenceRequest\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\"D\n" +
+	"\x14ListPresenceResponse\x12,\n" +
+	"\x05users\x18\x01 \x03(\v2\x16.imd.admin.v1.PresenceR\x05users\"w\n" +
+	"\bPresence\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x16\n" +
+	"\x06online\x18\x02 \x01(\bR\x06online\x12 \n" +
+	"\flast_seen_ms\x18\x03 \x01(\x03R\n" +
+	"lastSeenMs\x12\x18\n" +
+	"\aclasses\x18\x04 \x03(\tR\aclasses\"^\n" +
 	"\x10EndLoginsRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
@@ -1158,9 +1329,10 @@ const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	"KeyService\x12Q\n" +
 	"\tCreateKey\x12\x1e.imd.admin.v1.CreateKeyRequest\x1a\x1f.imd.admin.v1.CreateKeyResponse\"\x03\x90\x02\x00\x12N\n" +
 	"\bListKeys\x12\x1d.imd.admin.v1.ListKeysRequest\x1a\x1e.imd.admin.v1.ListKeysResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\tRevokeKey\x12\x1e.imd.admin.v1.RevokeKeyRequest\x1a\x1f.imd.admin.v1.RevokeKeyResponse\"\x03\x90\x02\x022\xbb\x01\n" +
+	"\tRevokeKey\x12\x1e.imd.admin.v1.RevokeKeyRequest\x1a\x1f.imd.admin.v1.RevokeKeyResponse\"\x03\x90\x02\x022\x97\x02\n" +
 	"\rDeviceService\x12W\n" +
-	"\vListDevices\x12 .imd.admin.v1.ListDevicesRequest\x1a!.imd.admin.v1.ListDevicesResponse\"\x03\x90\x02\x01\x12Q\n" +
+	"\vListDevices\x12 .imd.admin.v1.ListDevicesRequest\x1a!.imd.admin.v1.ListDevicesResponse\"\x03\x90\x02\x01\x12Z\n" +
+	"\fListPresence\x12!.imd.admin.v1.ListPresenceRequest\x1a\".imd.admin.v1.ListPresenceResponse\"\x03\x90\x02\x01\x12Q\n" +
 	"\tEndLogins\x12\x1e.imd.admin.v1.EndLoginsRequest\x1a\x1f.imd.admin.v1.EndLoginsResponse\"\x03\x90\x02\x022a\n" +
 	"\fLimitService\x12Q\n" +
 	"\tSetLimits\x12\x1e.imd.admin.v1.SetLimitsRequest\x1a\x1f.imd.admin.v1.SetLimitsResponse\"\x03\x90\x02\x02B0Z.github.com/imdhq/imd/proto/gen/adminv1;adminv1b\x06proto3"
@@ -1177,50 +1349,56 @@ func file_imd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_imd_admin_v1_admin_proto_rawDescData
 }
 
-var file_imd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_imd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_imd_admin_v1_admin_proto_goTypes = []any{
-	(*ListNodesRequest)(nil),    // 0: imd.admin.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),   // 1: imd.admin.v1.ListNodesResponse
-	(*Node)(nil),                // 2: imd.admin.v1.Node
-	(*ApiKey)(nil),              // 3: imd.admin.v1.ApiKey
-	(*CreateKeyRequest)(nil),    // 4: imd.admin.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),   // 5: imd.admin.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),     // 6: imd.admin.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),    // 7: imd.admin.v1.ListKeysResponse
-	(*RevokeKeyRequest)(nil),    // 8: imd.admin.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),   // 9: imd.admin.v1.RevokeKeyResponse
-	(*SetLimitsRequest)(nil),    // 10: imd.admin.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),   // 11: imd.admin.v1.SetLimitsResponse
-	(*ListDevicesRequest)(nil),  // 12: imd.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil), // 13: imd.admin.v1.ListDevicesResponse
-	(*Device)(nil),              // 14: imd.admin.v1.Device
-	(*EndLoginsRequest)(nil),    // 15: imd.admin.v1.EndLoginsRequest
-	(*EndLoginsResponse)(nil),   // 16: imd.admin.v1.EndLoginsResponse
+	(*ListNodesRequest)(nil),     // 0: imd.admin.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),    // 1: imd.admin.v1.ListNodesResponse
+	(*Node)(nil),                 // 2: imd.admin.v1.Node
+	(*ApiKey)(nil),               // 3: imd.admin.v1.ApiKey
+	(*CreateKeyRequest)(nil),     // 4: imd.admin.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),    // 5: imd.admin.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),      // 6: imd.admin.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),     // 7: imd.admin.v1.ListKeysResponse
+	(*RevokeKeyRequest)(nil),     // 8: imd.admin.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),    // 9: imd.admin.v1.RevokeKeyResponse
+	(*SetLimitsRequest)(nil),     // 10: imd.admin.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),    // 11: imd.admin.v1.SetLimitsResponse
+	(*ListDevicesRequest)(nil),   // 12: imd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),  // 13: imd.admin.v1.ListDevicesResponse
+	(*Device)(nil),               // 14: imd.admin.v1.Device
+	(*ListPresenceRequest)(nil),  // 15: imd.admin.v1.ListPresenceRequest
+	(*ListPresenceResponse)(nil), // 16: imd.admin.v1.ListPresenceResponse
+	(*Presence)(nil),             // 17: imd.admin.v1.Presence
+	(*EndLoginsRequest)(nil),     // 18: imd.admin.v1.EndLoginsRequest
+	(*EndLoginsResponse)(nil),    // 19: imd.admin.v1.EndLoginsResponse
 }
 var file_imd_admin_v1_admin_proto_depIdxs = []int32{
 	2,  // 0: imd.admin.v1.ListNodesResponse.nodes:type_name -> imd.admin.v1.Node
 	3,  // 1: imd.admin.v1.CreateKeyResponse.key:type_name -> imd.admin.v1.ApiKey
 	3,  // 2: imd.admin.v1.ListKeysResponse.keys:type_name -> imd.admin.v1.ApiKey
 	14, // 3: imd.admin.v1.ListDevicesResponse.devices:type_name -> imd.admin.v1.Device
-	0,  // 4: imd.admin.v1.ClusterService.ListNodes:input_type -> imd.admin.v1.ListNodesRequest
-	4,  // 5: imd.admin.v1.KeyService.CreateKey:input_type -> imd.admin.v1.CreateKeyRequest
-	6,  // 6: imd.admin.v1.KeyService.ListKeys:input_type -> imd.admin.v1.ListKeysRequest
-	8,  // 7: imd.admin.v1.KeyService.RevokeKey:input_type -> imd.admin.v1.RevokeKeyRequest
-	12, // 8: imd.admin.v1.DeviceService.ListDevices:input_type -> imd.admin.v1.ListDevicesRequest
-	15, // 9: imd.admin.v1.DeviceService.EndLogins:input_type -> imd.admin.v1.EndLoginsRequest
-	10, // 10: imd.admin.v1.LimitService.SetLimits:input_type -> imd.admin.v1.SetLimitsRequest
-	1,  // 11: imd.admin.v1.ClusterService.ListNodes:output_type -> imd.admin.v1.ListNodesResponse
-	5,  // 12: imd.admin.v1.KeyService.CreateKey:output_type -> imd.admin.v1.CreateKeyResponse
-	7,  // 13: imd.admin.v1.KeyService.ListKeys:output_type -> imd.admin.v1.ListKeysResponse
-	9,  // 14: imd.admin.v1.KeyService.RevokeKey:output_type -> imd.admin.v1.RevokeKeyResponse
-	13, // 15: imd.admin.v1.DeviceService.ListDevices:output_type -> imd.admin.v1.ListDevicesResponse
-	16, // 16: imd.admin.v1.DeviceService.EndLogins:output_type -> imd.admin.v1.EndLoginsResponse
-	11, // 17: imd.admin.v1.LimitService.SetLimits:output_type -> imd.admin.v1.SetLimitsResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	17, // 4: imd.admin.v1.ListPresenceResponse.users:type_name -> imd.admin.v1.Presence
+	0,  // 5: imd.admin.v1.ClusterService.ListNodes:input_type -> imd.admin.v1.ListNodesRequest
+	4,  // 6: imd.admin.v1.KeyService.CreateKey:input_type -> imd.admin.v1.CreateKeyRequest
+	6,  // 7: imd.admin.v1.KeyService.ListKeys:input_type -> imd.admin.v1.ListKeysRequest
+	8,  // 8: imd.admin.v1.KeyService.RevokeKey:input_type -> imd.admin.v1.RevokeKeyRequest
+	12, // 9: imd.admin.v1.DeviceService.ListDevices:input_type -> imd.admin.v1.ListDevicesRequest
+	15, // 10: imd.admin.v1.DeviceService.ListPresence:input_type -> imd.admin.v1.ListPresenceRequest
+	18, // 11: imd.admin.v1.DeviceService.EndLogins:input_type -> imd.admin.v1.EndLoginsRequest
+	10, // 12: imd.admin.v1.LimitService.SetLimits:input_type -> imd.admin.v1.SetLimitsRequest
+	1,  // 13: imd.admin.v1.ClusterService.ListNodes:output_type -> imd.admin.v1.ListNodesResponse
+	5,  // 14: imd.admin.v1.KeyService.CreateKey:output_type -> imd.admin.v1.CreateKeyResponse
+	7,  // 15: imd.admin.v1.KeyService.ListKeys:output_type -> imd.admin.v1.ListKeysResponse
+	9,  // 16: imd.admin.v1.KeyService.RevokeKey:output_type -> imd.admin.v1.RevokeKeyResponse
+	13, // 17: imd.admin.v1.DeviceService.ListDevices:output_type -> imd.admin.v1.ListDevicesResponse
+	16, // 18: imd.admin.v1.DeviceService.ListPresence:output_type -> imd.admin.v1.ListPresenceResponse
+	19, // 19: imd.admin.v1.DeviceService.EndLogins:output_type -> imd.admin.v1.EndLoginsResponse
+	11, // 20: imd.admin.v1.LimitService.SetLimits:output_type -> imd.admin.v1.SetLimitsResponse
+	13, // [13:21] is the sub-list for method output_type
+	5,  // [5:13] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_imd_admin_v1_admin_proto_init() }
@@ -1234,7 +1412,7 @@ func file_imd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_admin_v1_admin_proto_rawDesc), len(file_imd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

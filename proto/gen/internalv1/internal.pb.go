@@ -2873,6 +2873,250 @@ func (*PutKeyResponse) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
+// VisibleRequest asks whom a user may see.
+type VisibleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who wants to see.
+	UserId string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// At most 1,000.
+	UserIds       []string `protobuf:"bytes,2,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VisibleRequest) Reset() {
+	*x = VisibleRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VisibleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VisibleRequest) ProtoMessage() {}
+
+func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
+func (*VisibleRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *VisibleRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *VisibleRequest) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// VisibleResponse names those of the request that share a conversation with the
+// user, unless there is a block between the two.
+type VisibleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VisibleResponse) Reset() {
+	*x = VisibleResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VisibleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VisibleResponse) ProtoMessage() {}
+
+func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
+func (*VisibleResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *VisibleResponse) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// LastSeenRequest names users, at most 1,000.
+type LastSeenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeenRequest) Reset() {
+	*x = LastSeenRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeenRequest) ProtoMessage() {}
+
+func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
+func (*LastSeenRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *LastSeenRequest) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+// LastSeenResponse leaves out users of whom nothing is known.
+type LastSeenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []*LastSeen            `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeenResponse) Reset() {
+	*x = LastSeenResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeenResponse) ProtoMessage() {}
+
+func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
+func (*LastSeenResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *LastSeenResponse) GetUsers() []*LastSeen {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+// LastSeen is when the last session of a user ended.
+type LastSeen struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	AtMs          int64                  `protobuf:"varint,2,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LastSeen) Reset() {
+	*x = LastSeen{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LastSeen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LastSeen) ProtoMessage() {}
+
+func (x *LastSeen) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
+func (*LastSeen) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *LastSeen) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *LastSeen) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
 // KeysRequest asks for keys.
 type KeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2884,7 +3128,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3140,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3153,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -2929,7 +3173,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3185,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3198,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -2974,7 +3218,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3230,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3243,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3037,7 +3281,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +3293,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +3306,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -3179,7 +3423,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3435,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3448,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3219,7 +3463,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3475,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3488,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3274,7 +3518,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3530,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3543,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3329,6 +3573,8 @@ type Delivery struct {
 	Acked bool `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	// When the commit was done; 0 = not measured.
 	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// Nothing is lost if it does not arrive: sessions that are behind go without.
+	Relaxed bool `protobuf:"varint,10,opt,name=relaxed,proto3" json:"relaxed,omitempty"`
 	// Of session_ids, the one that does not get this frame, because it wrote what
 	// is in it; empty = all get it.
 	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
@@ -3343,7 +3589,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3601,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3614,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3413,6 +3659,13 @@ func (x *Delivery) GetCommitNs() int64 {
 	return 0
 }
 
+func (x *Delivery) GetRelaxed() bool {
+	if x != nil {
+		return x.Relaxed
+	}
+	return false
+}
+
 func (x *Delivery) GetExcludeSessionId() string {
 	if x != nil {
 		return x.ExcludeSessionId
@@ -3444,7 +3697,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3456,7 +3709,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3469,7 +3722,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3497,7 +3750,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3762,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3775,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3570,7 +3823,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3835,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3848,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3615,7 +3868,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3880,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3893,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3660,7 +3913,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3925,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +3938,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3693,6 +3946,533 @@ func (x *ProbeResponse) GetAlive() []string {
 		return x.Alive
 	}
 	return nil
+}
+
+// FollowRequest says what the leader has of this gateway.
+type FollowRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leader *LeaderProof           `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Number of the last change that it has; 0 = none.
+	After uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// How much of a snapshot it has; 0 = a snapshot may begin.
+	Offset uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// How long to wait for a change, at most 400.
+	WaitMs        int32 `protobuf:"varint,4,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *FollowRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetWaitMs() int32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+// FollowResponse is a page of a snapshot, or the changes behind the one asked for.
+type FollowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the process that answers.
+	BootId  string           `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Changes []*SessionChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	// What to ask for next.
+	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
+	// Changes is part of all there is, from this place on, and not of what changed.
+	Snapshot bool   `protobuf:"varint,4,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Offset   uint64 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The snapshot has more pages.
+	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *FollowResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *FollowResponse) GetChanges() []*SessionChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *FollowResponse) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *FollowResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// SessionChange is one thing that happened at a gateway.
+type SessionChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to What:
+	//
+	//	*SessionChange_Began
+	//	*SessionChange_Ended
+	//	*SessionChange_Watch
+	//	*SessionChange_Unwatch
+	What          isSessionChange_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionChange) Reset() {
+	*x = SessionChange{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionChange) ProtoMessage() {}
+
+func (x *SessionChange) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
+func (*SessionChange) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *SessionChange) GetWhat() isSessionChange_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *SessionChange) GetBegan() *SessionBegan {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Began); ok {
+			return x.Began
+		}
+	}
+	return nil
+}
+
+func (x *SessionChange) GetEnded() *SessionEnded {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Ended); ok {
+			return x.Ended
+		}
+	}
+	return nil
+}
+
+func (x *SessionChange) GetWatch() string {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Watch); ok {
+			return x.Watch
+		}
+	}
+	return ""
+}
+
+func (x *SessionChange) GetUnwatch() string {
+	if x != nil {
+		if x, ok := x.What.(*SessionChange_Unwatch); ok {
+			return x.Unwatch
+		}
+	}
+	return ""
+}
+
+type isSessionChange_What interface {
+	isSessionChange_What()
+}
+
+type SessionChange_Began struct {
+	Began *SessionBegan `protobuf:"bytes,1,opt,name=began,proto3,oneof"`
+}
+
+type SessionChange_Ended struct {
+	Ended *SessionEnded `protobuf:"bytes,2,opt,name=ended,proto3,oneof"`
+}
+
+type SessionChange_Watch struct {
+	// Somebody here wants to hear of the user.
+	Watch string `protobuf:"bytes,3,opt,name=watch,proto3,oneof"`
+}
+
+type SessionChange_Unwatch struct {
+	// Nobody here does any more.
+	Unwatch string `protobuf:"bytes,4,opt,name=unwatch,proto3,oneof"`
+}
+
+func (*SessionChange_Began) isSessionChange_What() {}
+
+func (*SessionChange_Ended) isSessionChange_What() {}
+
+func (*SessionChange_Watch) isSessionChange_What() {}
+
+func (*SessionChange_Unwatch) isSessionChange_What() {}
+
+// SessionBegan is a session that began, or that got its route.
+type SessionBegan struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	UserId    string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	SessionId string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Stands for login and device.
+	Place uint64 `protobuf:"fixed64,3,opt,name=place,proto3" json:"place,omitempty"`
+	Class string `protobuf:"bytes,4,opt,name=class,proto3" json:"class,omitempty"`
+	// 0 = it has no route yet.
+	RouteEpoch    uint64 `protobuf:"varint,5,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionBegan) Reset() {
+	*x = SessionBegan{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionBegan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionBegan) ProtoMessage() {}
+
+func (x *SessionBegan) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
+func (*SessionBegan) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *SessionBegan) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetPlace() uint64 {
+	if x != nil {
+		return x.Place
+	}
+	return 0
+}
+
+func (x *SessionBegan) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *SessionBegan) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
+}
+
+// SessionEnded is a session that ended.
+type SessionEnded struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	UserId    string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	SessionId string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	AtMs      int64                  `protobuf:"varint,3,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// The client was told to come back.
+	Returns       bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionEnded) Reset() {
+	*x = SessionEnded{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionEnded) ProtoMessage() {}
+
+func (x *SessionEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
+func (*SessionEnded) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *SessionEnded) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *SessionEnded) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SessionEnded) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
+func (x *SessionEnded) GetReturns() bool {
+	if x != nil {
+		return x.Returns
+	}
+	return false
+}
+
+// ShowRequest is what others see of users from now on.
+type ShowRequest struct {
+	state  protoimpl.MessageState   `protogen:"open.v1"`
+	Leader *LeaderProof             `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Users  []*clientv1.UserPresence `protobuf:"bytes,2,rep,name=users,proto3" json:"users,omitempty"`
+	// Sessions of this gateway that newer ones of the same login and device have
+	// displaced.
+	SupersededSessionIds []string `protobuf:"bytes,3,rep,name=superseded_session_ids,json=supersededSessionIds,proto3" json:"superseded_session_ids,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ShowRequest) Reset() {
+	*x = ShowRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowRequest) ProtoMessage() {}
+
+func (x *ShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
+func (*ShowRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *ShowRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *ShowRequest) GetUsers() []*clientv1.UserPresence {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *ShowRequest) GetSupersededSessionIds() []string {
+	if x != nil {
+		return x.SupersededSessionIds
+	}
+	return nil
+}
+
+// ShowResponse is empty.
+type ShowResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowResponse) Reset() {
+	*x = ShowResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowResponse) ProtoMessage() {}
+
+func (x *ShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
+func (*ShowResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -3887,7 +4667,19 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"revoked_ms\x18\x06 \x01(\x03R\trevokedMs\":\n" +
 	"\rPutKeyRequest\x12)\n" +
 	"\x03key\x18\x01 \x01(\v2\x17.imd.internal.v1.ApiKeyR\x03key\"\x10\n" +
-	"\x0ePutKeyResponse\"$\n" +
+	"\x0ePutKeyResponse\"D\n" +
+	"\x0eVisibleRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\buser_ids\x18\x02 \x03(\tR\auserIds\",\n" +
+	"\x0fVisibleResponse\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\",\n" +
+	"\x0fLastSeenRequest\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\"C\n" +
+	"\x10LastSeenResponse\x12/\n" +
+	"\x05users\x18\x01 \x03(\v2\x19.imd.internal.v1.LastSeenR\x05users\"8\n" +
+	"\bLastSeen\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x13\n" +
+	"\x05at_ms\x18\x02 \x01(\x03R\x04atMs\"$\n" +
 	"\vKeysRequest\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\";\n" +
 	"\fKeysResponse\x12+\n" +
@@ -3916,7 +4708,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xb8\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xd2\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3924,7 +4716,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x04 \x03(\tR\n" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
-	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12,\n" +
+	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12\x18\n" +
+	"\arelaxed\x18\n" +
+	" \x01(\bR\arelaxed\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
 	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
 	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
@@ -3943,7 +4737,44 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\"%\n" +
 	"\rProbeResponse\x12\x14\n" +
-	"\x05alive\x18\x01 \x03(\tR\x05alive2\xc1\x06\n" +
+	"\x05alive\x18\x01 \x03(\tR\x05alive\"\x8c\x01\n" +
+	"\rFollowRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x17\n" +
+	"\await_ms\x18\x04 \x01(\x05R\x06waitMs\"\xc1\x01\n" +
+	"\x0eFollowResponse\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x128\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.imd.internal.v1.SessionChangeR\achanges\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x1a\n" +
+	"\bsnapshot\x18\x04 \x01(\bR\bsnapshot\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\"\xb9\x01\n" +
+	"\rSessionChange\x125\n" +
+	"\x05began\x18\x01 \x01(\v2\x1d.imd.internal.v1.SessionBeganH\x00R\x05began\x125\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1d.imd.internal.v1.SessionEndedH\x00R\x05ended\x12\x16\n" +
+	"\x05watch\x18\x03 \x01(\tH\x00R\x05watch\x12\x1a\n" +
+	"\aunwatch\x18\x04 \x01(\tH\x00R\aunwatchB\x06\n" +
+	"\x04what\"\x93\x01\n" +
+	"\fSessionBegan\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05place\x18\x03 \x01(\x06R\x05place\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\x12\x1f\n" +
+	"\vroute_epoch\x18\x05 \x01(\x04R\n" +
+	"routeEpoch\"u\n" +
+	"\fSessionEnded\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x13\n" +
+	"\x05at_ms\x18\x03 \x01(\x03R\x04atMs\x12\x18\n" +
+	"\areturns\x18\x04 \x01(\bR\areturns\"\xac\x01\n" +
+	"\vShowRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
+	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
+	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
+	"\fShowResponse2\xc1\x06\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
@@ -3953,7 +4784,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
 	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xd9\x05\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x96\a\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
@@ -3961,14 +4792,18 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
-	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12R\n" +
+	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
+	"\aVisible\x12\x1f.imd.internal.v1.VisibleRequest\x1a .imd.internal.v1.VisibleResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x01\x90\x02\x01\x12^\n" +
+	"\bLastSeen\x12 .imd.internal.v1.LastSeenRequest\x1a!.imd.internal.v1.LastSeenResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x01\x90\x02\x01\x12R\n" +
 	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
 	"\vPushService\x12X\n" +
-	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\x98\x02\n" +
+	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xc6\x03\n" +
 	"\x0eGatewayService\x12[\n" +
 	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12R\n" +
 	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12U\n" +
-	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12X\n" +
+	"\x06Follow\x12\x1e.imd.internal.v1.FollowRequest\x1a\x1f.imd.internal.v1.FollowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02\x12R\n" +
+	"\x04Show\x12\x1c.imd.internal.v1.ShowRequest\x1a\x1d.imd.internal.v1.ShowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_internal_proto_rawDescOnce sync.Once
@@ -3982,7 +4817,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -4032,41 +4867,54 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*ApiKey)(nil),                 // 45: imd.internal.v1.ApiKey
 	(*PutKeyRequest)(nil),          // 46: imd.internal.v1.PutKeyRequest
 	(*PutKeyResponse)(nil),         // 47: imd.internal.v1.PutKeyResponse
-	(*KeysRequest)(nil),            // 48: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 49: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 50: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 51: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 52: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 53: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 54: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 55: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 56: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 57: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 58: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 59: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 60: imd.internal.v1.ProbeResponse
-	(clientv1.EntryKind)(0),        // 61: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 62: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 63: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 64: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 65: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 66: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 67: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 68: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 69: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 70: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 71: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 72: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 73: imd.client.v1.Head
+	(*VisibleRequest)(nil),         // 48: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),        // 49: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),        // 50: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),       // 51: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),               // 52: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),            // 53: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),           // 54: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),          // 55: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),             // 56: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),         // 57: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),         // 58: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),            // 59: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 60: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 61: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 62: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 63: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 64: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 65: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 66: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 67: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 68: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 69: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 70: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 71: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 72: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 73: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 74: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 75: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 76: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 77: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 78: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 79: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 80: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 81: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 82: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 83: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 84: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 85: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 86: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	61, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	62, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	73, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	74, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	63, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	75, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -4074,78 +4922,93 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	64, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	76, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	65, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	66, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	67, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	68, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	69, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	70, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	77, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	78, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	79, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	80, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	81, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	82, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	71, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	64, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	83, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	76, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	2,  // 27: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
 	2,  // 28: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
 	45, // 29: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	45, // 30: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	51, // 31: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	72, // 32: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	65, // 33: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	73, // 34: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	55, // 35: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	54, // 36: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	55, // 37: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	54, // 38: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	0,  // 39: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 40: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 41: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 42: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 43: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 44: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 45: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 46: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 47: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	33, // 48: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	35, // 49: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	37, // 50: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	39, // 51: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	41, // 52: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 53: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	46, // 54: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	48, // 55: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	50, // 56: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	53, // 57: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	57, // 58: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	59, // 59: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	4,  // 60: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 61: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 62: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 63: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 64: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 65: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 66: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 67: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 68: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	34, // 69: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	36, // 70: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	38, // 71: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	40, // 72: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	42, // 73: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 74: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	47, // 75: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	49, // 76: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	52, // 77: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	56, // 78: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	58, // 79: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	60, // 80: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	60, // [60:81] is the sub-list for method output_type
-	39, // [39:60] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	52, // 30: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	45, // 31: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	56, // 32: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	84, // 33: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	77, // 34: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	85, // 35: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	60, // 36: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	59, // 37: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	60, // 38: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	59, // 39: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	59, // 40: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	68, // 41: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	69, // 42: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	70, // 43: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	59, // 44: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	86, // 45: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 46: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 47: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 48: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 49: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 50: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 51: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 52: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 53: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 54: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 55: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 56: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 57: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 58: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	41, // 59: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 60: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	46, // 61: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	48, // 62: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	50, // 63: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	53, // 64: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	55, // 65: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	58, // 66: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	62, // 67: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	64, // 68: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	66, // 69: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	71, // 70: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,  // 71: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 72: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 73: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 74: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 75: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 76: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 77: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 78: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 79: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 80: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 81: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 82: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 83: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	42, // 84: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 85: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	47, // 86: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	49, // 87: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	51, // 88: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	54, // 89: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	57, // 90: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	61, // 91: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	63, // 92: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	65, // 93: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	67, // 94: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	72, // 95: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	71, // [71:96] is the sub-list for method output_type
+	46, // [46:71] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -4163,10 +5026,16 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[51].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[56].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
+	}
+	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
+		(*SessionChange_Began)(nil),
+		(*SessionChange_Ended)(nil),
+		(*SessionChange_Watch)(nil),
+		(*SessionChange_Unwatch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4174,7 +5043,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -71,8 +71,13 @@ const (
 	DeliveryWindowBytes = 1 << 20
 	// MaxAside is how many entries a client puts aside in one conversation.
 	MaxAside = 256
-	// MaxWatchedUsers is how many users one session may watch.
-	MaxWatchedUsers = 200
+	// MaxWatchedUsers is how many users one session may watch by their names,
+	// MaxWatchedConversations in how many conversations, of how many members each,
+	// and MaxWatchedInAll is the sum.
+	MaxWatchedUsers         = 200
+	MaxWatchedConversations = 8
+	MaxWatchedMembers       = 200
+	MaxWatchedInAll         = 1000
 )
 
 // Counts of reading requests. A server lowers what is above the most.

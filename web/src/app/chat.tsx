@@ -1,10 +1,10 @@
 // One conversation: its bar, its messages and the place to write.
 
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { type Conversation, ConversationKind, Role } from "../client/index.js";
 import { Avatar } from "./avatar.js";
 import { Composer } from "./composer.js";
-import { plural } from "./format.js";
+import { plural, presenceText, typingText } from "./format.js";
 import * as icons from "./icons.js";
 import { useReceipts } from "./info.js";
 import type { Session } from "./session.js";
@@ -16,7 +16,11 @@ export function Chat({ session, conversation }: { session: Session; conversation
   void tick.value;
   const [jump, setJump] = useState(0);
   useReceipts(session, conversation);
+  useMembersPresence(session, conversation);
   const group = conversation.kind === ConversationKind.GROUP;
+  const peer = group ? undefined : session.client.presence(conversation.peerId);
+  const typing = typingText(conversation);
+  const below = typing || (group ? plural(conversation.memberCount, "member") : presenceText(peer, Date.now()));
   return (
     <>
       <header class="bar">
@@ -24,10 +28,10 @@ export function Chat({ session, conversation }: { session: Session; conversation
           <icons.Back />
         </button>
         <button type="button" class="bar-head" aria-expanded={infoOpen.value} onClick={() => (infoOpen.value = !infoOpen.value)}>
-          <Avatar name={conversation.title} group={group} size="s" />
+          <Avatar name={conversation.title} group={group} online={peer?.online === true} size="s" />
           <span class="bar-names">
             <bdi class="bar-title">{conversation.title}</bdi>
-            {group && <span class="quiet">{plural(conversation.memberCount, "member")}</span>}
+            {below && <span class={typing ? "typing" : "quiet"}>{below}</span>}
           </span>
         </button>
         <button
@@ -53,6 +57,23 @@ export function Chat({ session, conversation }: { session: Session; conversation
       )}
     </>
   );
+}
+
+/** The largest group whose members are watched. */
+const watchedMembers = 200;
+
+/** Watches the members of a group while it is open. */
+function useMembersPresence(session: Session, conversation: Conversation): void {
+  const { id } = conversation;
+  const group = conversation.kind === ConversationKind.GROUP && conversation.role !== Role.UNSPECIFIED;
+  const wanted = group && conversation.memberCount <= watchedMembers ? id : "";
+  useEffect(() => (wanted === "" ? undefined : session.client.watchPresence({ conversations: [wanted] })), [session, wanted]);
+  // "5 minutes ago" has to go on.
+  const [, setMinute] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => setMinute((n) => n + 1), 60_000);
+    return () => clearInterval(timer);
+  }, []);
 }
 
 /** What stands in the place of a conversation while none is chosen. */

@@ -64,7 +64,10 @@ export function Composer({ session, conversation, sent }: Props) {
           placeholder="Write a message"
           aria-label={`Message to ${conversation.title}`}
           aria-describedby={room < counterFrom ? "room" : undefined}
-          onInput={(event) => setText(event.currentTarget.value)}
+          onInput={(event) => {
+            setText(event.currentTarget.value);
+            if (event.currentTarget.value.trim() !== "") session.client.typing(conversation);
+          }}
           onKeyDown={key}
         />
         {room < counterFrom && (

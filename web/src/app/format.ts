@@ -1,6 +1,6 @@
 // Words and numbers for people: times, names, sentences for entries and reasons.
 
-import { type Conversation, ConversationKind, type Entry, EntryKind, MemberAction, reasonInfo, Role } from "../client/index.js";
+import { type Conversation, ConversationKind, type Entry, EntryKind, MemberAction, type Presence, reasonInfo, Role } from "../client/index.js";
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: "long" });
@@ -41,6 +41,32 @@ export function shortTime(at: number, now: number): string {
   if (days === 0) return timeOf(at);
   if (days === 1) return "Yesterday";
   return days > 1 && days < 7 ? weekday.format(at) : shortDay.format(at);
+}
+
+/** When somebody was here last, in words. */
+export function lastSeen(at: number, now: number): string {
+  const minutes = Math.floor((now - at) / 60_000);
+  if (minutes < 1) return "last seen just now";
+  if (minutes < 60) return `last seen ${plural(minutes, "minute")} ago`;
+  const days = Math.round((dayOf(now) - dayOf(at)) / dayMs);
+  if (days === 0) return `last seen at ${timeOf(at)}`;
+  if (days === 1) return `last seen yesterday at ${timeOf(at)}`;
+  return `last seen ${days > 1 && days < 7 ? weekday.format(at) : shortDay.format(at)}`;
+}
+
+/** What is known of somebody, in words; empty if that is nothing. */
+export function presenceText(presence: Presence | undefined, now: number): string {
+  if (!presence) return "";
+  if (presence.online) return "online";
+  return presence.lastSeenAt > 0 ? lastSeen(presence.lastSeenAt, now) : "offline";
+}
+
+/** Who types, in words; empty if nobody does. */
+export function typingText(c: Conversation): string {
+  const names = [...c.typing].sort();
+  if (names.length === 0) return "";
+  if (c.kind === ConversationKind.DIRECT) return "typing…";
+  return `${listOf(names)} ${names.length === 1 ? "is" : "are"} typing…`;
 }
 
 /** An unread count for a badge. */

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { type Conversation, ConversationKind, type Member, receiptMembers, Role } from "../client/index.js";
 import { Avatar } from "./avatar.js";
 import { idProblem, idsOf } from "./dialog.js";
-import { plural } from "./format.js";
+import { plural, presenceText } from "./format.js";
 import * as icons from "./icons.js";
 import type { Session } from "./session.js";
 import { infoOpen, tick, toast, toastError } from "./state.js";
@@ -38,12 +38,15 @@ export function InfoPanel({ session, conversation }: Props) {
 
 function PersonInfo({ session, conversation }: Props) {
   const run = (what: Promise<void>, done: string) => void what.then(() => toast(done), toastError);
+  void tick.value;
   const { peerId } = conversation;
+  const presence = session.client.presence(peerId);
   return (
     <>
       <div class="info-head">
-        <Avatar name={peerId} size="l" />
+        <Avatar name={peerId} online={presence?.online === true} size="l" />
         <h3>{peerId}</h3>
+        {presence && <p class="quiet">{presenceText(presence, Date.now())}</p>}
       </div>
       <div class="info-actions">
         <button type="button" class="danger" onClick={() => run(session.api.block(peerId), `${peerId} cannot write to you any more.`)}>
@@ -164,7 +167,9 @@ function AddMembers({ session, conversation }: Props) {
 }
 
 function MemberRow({ session, conversation, member }: Props & { member: Member }) {
+  void tick.value;
   const self = member.userId === session.userId;
+  const presence = session.client.presence(member.userId);
   const owner = conversation.role === Role.OWNER;
   const staff = owner || conversation.role === Role.ADMIN;
   const removable = staff && !self && member.role !== Role.OWNER && conversation.writable;
@@ -172,10 +177,11 @@ function MemberRow({ session, conversation, member }: Props & { member: Member }
   const remove = () => void session.api.removeMembers(conversation.id, [member.userId]).catch(toastError);
   return (
     <li class="member">
-      <Avatar name={member.userId} size="s" />
+      <Avatar name={member.userId} online={presence?.online === true} size="s" />
       <span class="member-name">
         {member.userId}
         {self && <span class="quiet"> (you)</span>}
+        {!self && presence && <span class="member-seen quiet">{presenceText(presence, Date.now())}</span>}
       </span>
       {owner && !self && conversation.writable ? (
         <select

@@ -1,9 +1,9 @@
 // The list of conversations.
 
-import { useState } from "preact/hooks";
-import { type Conversation, ConversationKind } from "../client/index.js";
+import { useEffect, useState } from "preact/hooks";
+import { type Conversation, ConversationKind, watchedUsers } from "../client/index.js";
 import { Avatar } from "./avatar.js";
-import { countOf, plural, previewOf, shortTime } from "./format.js";
+import { countOf, plural, previewOf, shortTime, typingText } from "./format.js";
 import * as icons from "./icons.js";
 import type { Session } from "./session.js";
 import { dialogOpen, leave, open, selected, tick } from "./state.js";
@@ -15,6 +15,7 @@ export function Sidebar({ session }: { session: Session }) {
   void tick.value;
   const [search, setSearch] = useState("");
   const all = session.client.conversations.filter((c) => c.id !== "" || c.items.length > 0 || c === selected.value);
+  usePeers(session, all);
   const wanted = search.trim().toLocaleLowerCase();
   const shown = wanted ? all.filter((c) => c.title.toLocaleLowerCase().includes(wanted)) : all;
   return (
@@ -57,7 +58,7 @@ function List({ session, conversations, searching }: { session: Session; convers
     return (
       <ul class="list">
         {conversations.map((c) => (
-          <Row key={c.key} conversation={c} current={c === selected.value} />
+          <Row key={c.key} session={session} conversation={c} current={c === selected.value} />
         ))}
       </ul>
     );
@@ -76,25 +77,43 @@ function List({ session, conversations, searching }: { session: Session; convers
   );
 }
 
-function Row({ conversation: c, current }: { conversation: Conversation; current: boolean }) {
+/** Watches the other ones of the newest direct conversations. */
+function usePeers(session: Session, conversations: Conversation[]): void {
+  const peers = conversations
+    .filter((c) => c.kind === ConversationKind.DIRECT && c.id !== "")
+    .slice(0, watchedUsers)
+    .map((c) => c.peerId)
+    .sort();
+  const key = peers.join(" ");
+  useEffect(() => (key === "" ? undefined : session.client.watchPresence({ users: key.split(" ") })), [session, key]);
+}
+
+function Row({ session, conversation: c, current }: { session: Session; conversation: Conversation; current: boolean }) {
   const { who, text, state } = previewOf(c);
+  const online = c.kind === ConversationKind.DIRECT && session.client.presence(c.peerId)?.online === true;
+  const typing = typingText(c);
   const unread = c.timeline.unread;
   return (
     <li>
       <button type="button" class="row" aria-current={current ? "true" : undefined} onClick={() => open(c)}>
-        <Avatar name={c.title} group={c.kind === ConversationKind.GROUP} />
+        <Avatar name={c.title} group={c.kind === ConversationKind.GROUP} online={online} />
         <span class="row-main">
           <span class="row-line">
             <bdi class="row-title">{c.title}</bdi>
+            {online && <span class="spoken">online</span>}
             <time class="row-time">{shortTime(c.activityAt, Date.now())}</time>
           </span>
           <span class="row-line">
-            <span class="row-preview">
-              {state === "failed" && <span class="bad">Not sent: </span>}
-              {state === "pending" && <icons.Clock />}
-              {who && state !== "failed" && <span>{who}: </span>}
-              <bdi>{text.slice(0, 160)}</bdi>
-            </span>
+            {typing ? (
+              <span class="row-preview typing">{typing}</span>
+            ) : (
+              <span class="row-preview">
+                {state === "failed" && <span class="bad">Not sent: </span>}
+                {state === "pending" && <icons.Clock />}
+                {who && state !== "failed" && <span>{who}: </span>}
+                <bdi>{text.slice(0, 160)}</bdi>
+              </span>
+            )}
             {unread > 0 && (
               <span class="badge" aria-label={unread > 999 ? "more than 999 unread" : plural(unread, "unread", "unread")}>
                 {countOf(unread)}

@@ -66,6 +66,7 @@ export function enter(s: Session): void {
   s.client.on({
     state: refresh,
     conversation: refresh,
+    presence: refresh,
     conversations: () => {
       restore(s);
       refresh();

@@ -16,6 +16,7 @@ import {
   HistoryResultSchema,
   PageSchema,
   PingSchema,
+  PresenceSchema,
   ReceiptSchema,
   RefreshResultSchema,
   Role,
@@ -23,6 +24,8 @@ import {
   type ServerFrame,
   ServerFrameSchema,
   SyncResultSchema,
+  TypingSchema,
+  UserPresenceSchema,
   WelcomeSchema,
 } from "../gen/imd/client/v1/client_pb.js";
 import { Client, type ClientOptions } from "./client.js";
@@ -107,6 +110,7 @@ class FakeSocket implements Socket {
       tokenExpireMs: now + BigInt(more.tokenLifeMs ?? 86_400_000),
       pingIntervalMs: 25_000,
       pongTimeoutMs: 10_000,
+      features: ["presence", "typing"],
     });
     await this.say({ case: "welcome", value }, 1);
   }
@@ -708,5 +712,82 @@ describe("reading", () => {
     await FakeSocket.last.say(receipt("carol", 0n, 1n));
     expect(c.mark(1)).toBe("read");
     expect(c.reach(1)).toEqual({ delivered: 2, read: 2, of: 2 });
+  });
+});
+
+describe("presence", () => {
+  const presence = (...users: { userId: string; online?: boolean; classes?: string[]; lastSeenMs?: bigint }[]): Kind => ({
+    case: "presence",
+    value: create(PresenceSchema, { users: users.map((u) => create(UserPresenceSchema, u)) }),
+  });
+
+  it("asks once for all that is watched, and again on the next connection", async () => {
+    await online();
+    const stop = client.watchPresence({ users: ["bob", "anna"] });
+    const stopGroup = client.watchPresence({ users: ["bob"], conversations: ["g_1"] });
+    await vi.advanceTimersByTimeAsync(50);
+    const [question, ...others] = await FakeSocket.last.of("watchPresence");
+    expect(question!.value).toMatchObject({ userIds: ["anna", "bob"], conversationIds: ["g_1"] });
+    expect(others).toEqual([]);
+    let told = 0;
+    client.on({ presence: () => told++ });
+    await FakeSocket.last.say(presence({ userId: "bob", online: true, classes: ["phone"] }, { userId: "anna", lastSeenMs: 5n }), question!.id);
+    expect(client.presence("bob")).toEqual({ online: true, classes: ["phone"], lastSeenAt: 0 });
+    await FakeSocket.last.say(presence({ userId: "bob", lastSeenMs: 9n }));
+    expect(client.presence("bob")).toEqual({ online: false, classes: [], lastSeenAt: 9 });
+    expect(told).toBe(2);
+    await FakeSocket.last.drop();
+    expect(client.presence("bob")).toBeUndefined();
+    await vi.advanceTimersByTimeAsync(600);
+    await FakeSocket.last.welcome();
+    await vi.advanceTimersByTimeAsync(50);
+    expect(await FakeSocket.last.of("watchPresence")).toHaveLength(1);
+    stopGroup();
+    stop();
+    await vi.advanceTimersByTimeAsync(50);
+    expect((await FakeSocket.last.of("watchPresence"))[0]!.value).toMatchObject({ userIds: [], conversationIds: [] });
+  });
+
+  it("asks again after a refusal that passes, and not after another one", async () => {
+    await online();
+    const stop = client.watchPresence({ users: ["bob"] });
+    await vi.advanceTimersByTimeAsync(50);
+    const [first] = await FakeSocket.last.of("watchPresence");
+    await FakeSocket.last.say({ case: "error", value: create(ErrorSchema, { reason: "busy", retryable: true, retryAfterMs: 1_000 }) }, first!.id);
+    await vi.advanceTimersByTimeAsync(2_000);
+    const [second] = await FakeSocket.last.of("watchPresence");
+    await FakeSocket.last.say({ case: "error", value: create(ErrorSchema, { reason: "forbidden" }) }, second!.id);
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(await FakeSocket.last.of("watchPresence")).toEqual([]);
+    stop();
+    await vi.advanceTimersByTimeAsync(50);
+  });
+
+  it("tells who types, until they write or stop", async () => {
+    const c = await online(1);
+    const says = (userId: string): Kind => ({ case: "typing", value: create(TypingSchema, { conversationId: "g_1", userId }) });
+    await FakeSocket.last.say(says("bob"));
+    await FakeSocket.last.say(says("anna"));
+    await FakeSocket.last.say(says("me"));
+    expect([...c.typing]).toEqual(["bob", "anna"]);
+    await FakeSocket.last.say(deliver(entry(2)));
+    expect([...c.typing]).toEqual(["anna"]);
+    await vi.advanceTimersByTimeAsync(6_000);
+    expect([...c.typing]).toEqual([]);
+    await FakeSocket.last.say(says("bob"));
+    await FakeSocket.last.drop();
+    expect([...c.typing]).toEqual([]);
+  });
+
+  it("says every three seconds that the user types", async () => {
+    const c = await online(1);
+    for (let i = 0; i < 10; i++) {
+      client.typing(c);
+      await vi.advanceTimersByTimeAsync(400);
+    }
+    expect(await FakeSocket.last.of("typing")).toHaveLength(2);
+    client.send(c, { text: "x" });
+    client.typing(c);
+    expect(await FakeSocket.last.of("typing")).toHaveLength(1);
   });
 });

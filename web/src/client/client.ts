@@ -36,6 +36,7 @@ import {
   stateOf,
 } from "./model.js";
 import { Outbox, type OutboxItem, type OutboxSend } from "./outbox.js";
+import { type Presence, Presences, Typings, type Watch } from "./presence.js";
 import { memoryStore, type OutboxStore } from "./store.js";
 import type { Stretch } from "./stretches.js";
 import type { Effects, HistoryRequest } from "./timeline.js";
@@ -86,6 +87,8 @@ export interface ClientEvents {
   conversations(): void;
   /** A message came live from another user. */
   message(conversation: Conversation, entry: Entry): void;
+  /** What is known of watched users changed. */
+  presence(): void;
   /** A message of one's own was refused for good. */
   failed(conversation: Conversation, error: ImdError): void;
 }
@@ -105,6 +108,8 @@ export class Client {
   #state: ClientState;
   #link: Link;
   #marks: Marks;
+  #presences: Presences;
+  #typings: Typings;
   #timers = new Timers();
   #conversations = new Map<string, Conversation>();
   /** Entries of conversations that no sync has named yet. */
@@ -147,6 +152,15 @@ export class Client {
     this.#marks = new Marks(
       () => this.#link.conn,
       (receipt) => this.#receipt(receipt),
+    );
+    this.#presences = new Presences(
+      () => this.#link.conn,
+      () => this.#tell("presence"),
+      this.#options.random,
+    );
+    this.#typings = new Typings(
+      () => this.#link.conn,
+      (conversation) => this.#changed(conversation),
     );
     for (const item of this.#options.store.load(this.userId).sort((a, b) => a.at - b.at)) this.#restore(item);
   }
@@ -194,6 +208,21 @@ export class Client {
     return draft;
   }
 
+  /** What is known of a user who is watched; undefined if that is nothing now. */
+  presence(userId: string): Presence | undefined {
+    return this.#presences.of(userId);
+  }
+
+  /** Watches users or the members of conversations until the returned function is called. */
+  watchPresence(watch: Watch): () => void {
+    return this.#presences.watch(watch);
+  }
+
+  /** The user types in a conversation: the others are told for some seconds. Call it with each key. */
+  typing(conversation: Conversation): void {
+    this.#typings.tell(conversation);
+  }
+
   /** Listens until the returned function is called. */
   on(listener: Partial<ClientEvents>): () => void {
     this.#listeners.add(listener);
@@ -239,6 +268,7 @@ export class Client {
     this.#options.store.put(this.userId, item);
     this.#outbox.add(item);
     conversation.timeline.send({ clientMessageId: item.clientMessageId, content, targetSeq: 0, at: item.at });
+    this.#typings.sent(conversation);
     this.#changed(conversation);
     this.#sendOutbox();
     return item.clientMessageId;
@@ -319,12 +349,16 @@ export class Client {
     this.#limit = welcome.limits?.contentBytes || contentLimitBytes;
     for (const c of this.#conversations.values()) c.timeline.connected();
     this.#marks.online();
+    this.#presences.online(welcome.features);
+    this.#typings.online(welcome.features);
     this.#sendOutbox();
   }
 
   #offline(): void {
     this.#outbox.disconnected();
     this.#marks.offline();
+    this.#presences.offline();
+    this.#typings.offline(this.#conversations.values());
     this.#timers.clear();
     this.#paused = true;
     for (const c of this.#conversations.values()) c.timeline.disconnected();
@@ -341,6 +375,10 @@ export class Client {
         return this.#receipt(kind.value);
       case "sendAck":
         return this.#sendAck(frame.id, kind.value);
+      case "presence":
+        return this.#presences.told(kind.value);
+      case "typing":
+        return this.#typing(kind.value.conversationId, kind.value.userId);
       default:
     }
   }
@@ -360,6 +398,11 @@ export class Client {
     }
   }
 
+  #typing(id: string, userId: string): void {
+    const conversation = this.#conversations.get(id);
+    if (conversation && userId !== this.userId) this.#typings.began(conversation, userId);
+  }
+
   #head(id: string, seq: number): void {
     const conversation = this.#conversations.get(id);
     if (!conversation) return this.#syncSoon();
@@ -377,7 +420,10 @@ export class Client {
 
   /** Does what a timeline asks for. */
   #do(conversation: Conversation, fx: Effects): void {
-    for (const entry of fx.show) conversation.observe(entry);
+    for (const entry of fx.show) {
+      conversation.observe(entry);
+      this.#typings.ended(conversation, entry.sender);
+    }
     for (const id of fx.sent) this.#settled(id);
     if (fx.sync) this.#syncSoon();
     if (fx.history) this.#request(conversation, fx.history);

@@ -29,6 +29,8 @@ export class Conversation {
   lastMessage: Entry | undefined;
   /** How far the others have received and read, by user. */
   readonly receipts = new Map<string, Receipt>();
+  /** Who of the others types now. */
+  readonly typing = new Set<string>();
   readonly timeline: Timeline;
   /** A page of older entries is being read. */
   loading = false;

@@ -18,5 +18,6 @@ export {
   type Receipt,
   Role,
 } from "./model.js";
+export { type Presence, type Watch, watchedUsers } from "./presence.js";
 export { memoryStore, type OutboxStore, webStore } from "./store.js";
 export { type Item, type LocalMessage, Timeline } from "./timeline.js";

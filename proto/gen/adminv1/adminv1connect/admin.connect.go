@@ -42,6 +42,8 @@ const (
 	KeyServiceRevokeKeyProcedure = "/imd.admin.v1.KeyService/RevokeKey"
 	// DeviceServiceListDevicesProcedure is the procedure name of the DeviceService's ListDevices RPC.
 	DeviceServiceListDevicesProcedure = "/imd.admin.v1.DeviceService/ListDevices"
+	// DeviceServiceListPresenceProcedure is the procedure name of the DeviceService's ListPresence RPC.
+	DeviceServiceListPresenceProcedure = "/imd.admin.v1.DeviceService/ListPresence"
 	// DeviceServiceEndLoginsProcedure is the procedure name of the DeviceService's EndLogins RPC.
 	DeviceServiceEndLoginsProcedure = "/imd.admin.v1.DeviceService/EndLogins"
 	// LimitServiceSetLimitsProcedure is the procedure name of the LimitService's SetLimits RPC.
@@ -273,6 +275,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	deviceServiceListPresenceSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           adminv1.File_imd_admin_v1_admin_proto.Services().ByName("DeviceService").Methods().ByName("ListPresence"),
+			Procedure:        DeviceServiceListPresenceProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 	deviceServiceEndLoginsSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -288,6 +298,9 @@ type DeviceServiceClient interface {
 	// ListDevices lists the live sessions of a user. Errors: invalid_id,
 	// unavailable (the table of sessions is away, or this node has none).
 	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	// ListPresence tells who is online at this moment, and when the others were last
+	// seen. Errors: invalid_id, bad_request (more than 200 users), unavailable.
+	ListPresence(context.Context, *adminv1.ListPresenceRequest) (*adminv1.ListPresenceResponse, error)
 	// EndLogins ends one login of a user or all of this moment: their sessions
 	// close and their tokens are refused. Errors: invalid_id, bad_request.
 	// Idempotent.
@@ -305,6 +318,9 @@ type DeviceServiceHandler interface {
 	// ListDevices lists the live sessions of a user. Errors: invalid_id,
 	// unavailable (the table of sessions is away, or this node has none).
 	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	// ListPresence tells who is online at this moment, and when the others were last
+	// seen. Errors: invalid_id, bad_request (more than 200 users), unavailable.
+	ListPresence(context.Context, *adminv1.ListPresenceRequest) (*adminv1.ListPresenceResponse, error)
 	// EndLogins ends one login of a user or all of this moment: their sessions
 	// close and their tokens are refused. Errors: invalid_id, bad_request.
 	// Idempotent.
@@ -317,6 +333,7 @@ func RegisterDeviceServiceHandler(server *connect.Server, svc DeviceServiceHandl
 	adapter := deviceServiceHandler{svc: svc}
 	server.Register(
 		connect.Method{Spec: deviceServiceListDevicesSpec(), Handler: adapter.listDevices},
+		connect.Method{Spec: deviceServiceListPresenceSpec(), Handler: adapter.listPresence},
 		connect.Method{Spec: deviceServiceEndLoginsSpec(), Handler: adapter.endLogins},
 	)
 }
@@ -326,6 +343,10 @@ type UnimplementedDeviceServiceHandler struct{}
 
 func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.admin.v1.DeviceService.ListDevices is not implemented")
+}
+
+func (UnimplementedDeviceServiceHandler) ListPresence(context.Context, *adminv1.ListPresenceRequest) (*adminv1.ListPresenceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.admin.v1.DeviceService.ListPresence is not implemented")
 }
 
 func (UnimplementedDeviceServiceHandler) EndLogins(context.Context, *adminv1.EndLoginsRequest) (*adminv1.EndLoginsResponse, error) {
@@ -339,6 +360,14 @@ type deviceServiceClient struct {
 func (c *deviceServiceClient) ListDevices(ctx context.Context, req *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	var res adminv1.ListDevicesResponse
 	if err := c.client.CallUnary(ctx, deviceServiceListDevicesSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *deviceServiceClient) ListPresence(ctx context.Context, req *adminv1.ListPresenceRequest) (*adminv1.ListPresenceResponse, error) {
+	var res adminv1.ListPresenceResponse
+	if err := c.client.CallUnary(ctx, deviceServiceListPresenceSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -360,6 +389,18 @@ func (h deviceServiceHandler) listDevices(ctx context.Context, _ connect.Spec, s
 		return err
 	}
 	res, err := h.svc.ListDevices(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h deviceServiceHandler) listPresence(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req adminv1.ListPresenceRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListPresence(ctx, &req)
 	if err != nil {
 		return err
 	}

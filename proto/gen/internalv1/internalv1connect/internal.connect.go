@@ -65,6 +65,10 @@ const (
 	DirectoryServiceProveProcedure = "/imd.internal.v1.DirectoryService/Prove"
 	// DirectoryServicePutKeyProcedure is the procedure name of the DirectoryService's PutKey RPC.
 	DirectoryServicePutKeyProcedure = "/imd.internal.v1.DirectoryService/PutKey"
+	// DirectoryServiceVisibleProcedure is the procedure name of the DirectoryService's Visible RPC.
+	DirectoryServiceVisibleProcedure = "/imd.internal.v1.DirectoryService/Visible"
+	// DirectoryServiceLastSeenProcedure is the procedure name of the DirectoryService's LastSeen RPC.
+	DirectoryServiceLastSeenProcedure = "/imd.internal.v1.DirectoryService/LastSeen"
 	// DirectoryServiceKeysProcedure is the procedure name of the DirectoryService's Keys RPC.
 	DirectoryServiceKeysProcedure = "/imd.internal.v1.DirectoryService/Keys"
 	// PushServiceFanoutProcedure is the procedure name of the PushService's Fanout RPC.
@@ -75,6 +79,10 @@ const (
 	GatewayServiceKickProcedure = "/imd.internal.v1.GatewayService/Kick"
 	// GatewayServiceProbeProcedure is the procedure name of the GatewayService's Probe RPC.
 	GatewayServiceProbeProcedure = "/imd.internal.v1.GatewayService/Probe"
+	// GatewayServiceFollowProcedure is the procedure name of the GatewayService's Follow RPC.
+	GatewayServiceFollowProcedure = "/imd.internal.v1.GatewayService/Follow"
+	// GatewayServiceShowProcedure is the procedure name of the GatewayService's Show RPC.
+	GatewayServiceShowProcedure = "/imd.internal.v1.GatewayService/Show"
 )
 
 var (
@@ -503,6 +511,22 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	directoryServiceVisibleSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("Visible"),
+			Procedure:        DirectoryServiceVisibleProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	directoryServiceLastSeenSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("LastSeen"),
+			Procedure:        DirectoryServiceLastSeenProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 	directoryServiceKeysSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -532,6 +556,10 @@ type DirectoryServiceClient interface {
 	Prove(context.Context, *internalv1.ProveRequest) (*internalv1.ProveResponse, error)
 	// PutKey stores or revokes an API key. Idempotent.
 	PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error)
+	// Visible tells whom of others a user may see. Errors: invalid_id, bad_request.
+	Visible(context.Context, *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error)
+	// LastSeen tells when users were last seen. Errors: bad_request.
+	LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)
 }
@@ -561,6 +589,10 @@ type DirectoryServiceHandler interface {
 	Prove(context.Context, *internalv1.ProveRequest) (*internalv1.ProveResponse, error)
 	// PutKey stores or revokes an API key. Idempotent.
 	PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error)
+	// Visible tells whom of others a user may see. Errors: invalid_id, bad_request.
+	Visible(context.Context, *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error)
+	// LastSeen tells when users were last seen. Errors: bad_request.
+	LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)
 }
@@ -577,6 +609,8 @@ func RegisterDirectoryServiceHandler(server *connect.Server, svc DirectoryServic
 		connect.Method{Spec: directoryServiceRevokeSpec(), Handler: adapter.revoke},
 		connect.Method{Spec: directoryServiceProveSpec(), Handler: adapter.prove},
 		connect.Method{Spec: directoryServicePutKeySpec(), Handler: adapter.putKey},
+		connect.Method{Spec: directoryServiceVisibleSpec(), Handler: adapter.visible},
+		connect.Method{Spec: directoryServiceLastSeenSpec(), Handler: adapter.lastSeen},
 		connect.Method{Spec: directoryServiceKeysSpec(), Handler: adapter.keys},
 	)
 }
@@ -610,6 +644,14 @@ func (UnimplementedDirectoryServiceHandler) Prove(context.Context, *internalv1.P
 
 func (UnimplementedDirectoryServiceHandler) PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.PutKey is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) Visible(context.Context, *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Visible is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.LastSeen is not implemented")
 }
 
 func (UnimplementedDirectoryServiceHandler) Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error) {
@@ -671,6 +713,22 @@ func (c *directoryServiceClient) Prove(ctx context.Context, req *internalv1.Prov
 func (c *directoryServiceClient) PutKey(ctx context.Context, req *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error) {
 	var res internalv1.PutKeyResponse
 	if err := c.client.CallUnary(ctx, directoryServicePutKeySpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) Visible(ctx context.Context, req *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error) {
+	var res internalv1.VisibleResponse
+	if err := c.client.CallUnary(ctx, directoryServiceVisibleSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) LastSeen(ctx context.Context, req *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error) {
+	var res internalv1.LastSeenResponse
+	if err := c.client.CallUnary(ctx, directoryServiceLastSeenSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -764,6 +822,30 @@ func (h directoryServiceHandler) putKey(ctx context.Context, _ connect.Spec, str
 		return err
 	}
 	res, err := h.svc.PutKey(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) visible(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.VisibleRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Visible(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) lastSeen(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.LastSeenRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.LastSeen(ctx, &req)
 	if err != nil {
 		return err
 	}
@@ -880,6 +962,22 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	gatewayServiceFollowSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("GatewayService").Methods().ByName("Follow"),
+			Procedure:        GatewayServiceFollowProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	gatewayServiceShowSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("GatewayService").Methods().ByName("Show"),
+			Procedure:        GatewayServiceShowProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // GatewayServiceClient is a client for the imd.internal.v1.GatewayService service.
@@ -892,6 +990,14 @@ type GatewayServiceClient interface {
 	// Probe pings the devices of sessions of this gateway and tells within 450 ms
 	// whose device answered. Idempotent.
 	Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error)
+	// Follow tells the leader of the schedulers what happened here with sessions
+	// and with who is watched, at once if something did, else when it does or the
+	// wait is over. Idempotent. Errors: forbidden (another node leads).
+	Follow(context.Context, *internalv1.FollowRequest) (*internalv1.FollowResponse, error)
+	// Show hands what others see of users to those who watch them here, and names
+	// sessions that newer ones elsewhere have displaced. Idempotent: newest wins.
+	// Errors: forbidden (another node leads).
+	Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error)
 }
 
 // NewGatewayServiceClient constructs a client for the imd.internal.v1.GatewayService service.
@@ -910,6 +1016,14 @@ type GatewayServiceHandler interface {
 	// Probe pings the devices of sessions of this gateway and tells within 450 ms
 	// whose device answered. Idempotent.
 	Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error)
+	// Follow tells the leader of the schedulers what happened here with sessions
+	// and with who is watched, at once if something did, else when it does or the
+	// wait is over. Idempotent. Errors: forbidden (another node leads).
+	Follow(context.Context, *internalv1.FollowRequest) (*internalv1.FollowResponse, error)
+	// Show hands what others see of users to those who watch them here, and names
+	// sessions that newer ones elsewhere have displaced. Idempotent: newest wins.
+	// Errors: forbidden (another node leads).
+	Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error)
 }
 
 // RegisterGatewayServiceHandler registers svc as the imd.internal.v1.GatewayService implementation
@@ -920,6 +1034,8 @@ func RegisterGatewayServiceHandler(server *connect.Server, svc GatewayServiceHan
 		connect.Method{Spec: gatewayServiceDeliverSpec(), Handler: adapter.deliver},
 		connect.Method{Spec: gatewayServiceKickSpec(), Handler: adapter.kick},
 		connect.Method{Spec: gatewayServiceProbeSpec(), Handler: adapter.probe},
+		connect.Method{Spec: gatewayServiceFollowSpec(), Handler: adapter.follow},
+		connect.Method{Spec: gatewayServiceShowSpec(), Handler: adapter.show},
 	)
 }
 
@@ -936,6 +1052,14 @@ func (UnimplementedGatewayServiceHandler) Kick(context.Context, *internalv1.Kick
 
 func (UnimplementedGatewayServiceHandler) Probe(context.Context, *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Probe is not implemented")
+}
+
+func (UnimplementedGatewayServiceHandler) Follow(context.Context, *internalv1.FollowRequest) (*internalv1.FollowResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Follow is not implemented")
+}
+
+func (UnimplementedGatewayServiceHandler) Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Show is not implemented")
 }
 
 type gatewayServiceClient struct {
@@ -961,6 +1085,22 @@ func (c *gatewayServiceClient) Kick(ctx context.Context, req *internalv1.KickReq
 func (c *gatewayServiceClient) Probe(ctx context.Context, req *internalv1.ProbeRequest) (*internalv1.ProbeResponse, error) {
 	var res internalv1.ProbeResponse
 	if err := c.client.CallUnary(ctx, gatewayServiceProbeSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *gatewayServiceClient) Follow(ctx context.Context, req *internalv1.FollowRequest) (*internalv1.FollowResponse, error) {
+	var res internalv1.FollowResponse
+	if err := c.client.CallUnary(ctx, gatewayServiceFollowSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *gatewayServiceClient) Show(ctx context.Context, req *internalv1.ShowRequest) (*internalv1.ShowResponse, error) {
+	var res internalv1.ShowResponse
+	if err := c.client.CallUnary(ctx, gatewayServiceShowSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -998,6 +1138,30 @@ func (h gatewayServiceHandler) probe(ctx context.Context, _ connect.Spec, stream
 		return err
 	}
 	res, err := h.svc.Probe(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h gatewayServiceHandler) follow(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.FollowRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Follow(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h gatewayServiceHandler) show(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ShowRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Show(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -3226,7 +3226,8 @@ func (x *Typing) GetUserId() string {
 	return ""
 }
 
-// WatchPresence replaces the list of watched users.
+// WatchPresence replaces the list of watched users: these, and the members of
+// these conversations. Empty = nobody any more.
 type WatchPresence struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	UserIds         []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
@@ -3326,10 +3327,13 @@ func (x *Presence) GetUsers() []*UserPresence {
 
 // UserPresence is the presence of one user.
 type UserPresence struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	Online        bool                   `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
-	LastSeenMs    int64                  `protobuf:"varint,3,opt,name=last_seen_ms,json=lastSeenMs,proto3" json:"last_seen_ms,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Online bool                   `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
+	// When the last session ended; 0 = online, or not known.
+	LastSeenMs int64 `protobuf:"varint,3,opt,name=last_seen_ms,json=lastSeenMs,proto3" json:"last_seen_ms,omitempty"`
+	// With what it is online: phone, tablet, web, desktop, bot.
+	Classes       []string `protobuf:"bytes,4,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3383,6 +3387,13 @@ func (x *UserPresence) GetLastSeenMs() int64 {
 		return x.LastSeenMs
 	}
 	return 0
+}
+
+func (x *UserPresence) GetClasses() []string {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
 }
 
 var File_imd_client_v1_client_proto protoreflect.FileDescriptor
@@ -3622,12 +3633,13 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	"\buser_ids\x18\x01 \x03(\tR\auserIds\x12)\n" +
 	"\x10conversation_ids\x18\x02 \x03(\tR\x0fconversationIds\"=\n" +
 	"\bPresence\x121\n" +
-	"\x05users\x18\x01 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\"a\n" +
+	"\x05users\x18\x01 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\"{\n" +
 	"\fUserPresence\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x16\n" +
 	"\x06online\x18\x02 \x01(\bR\x06online\x12 \n" +
 	"\flast_seen_ms\x18\x03 \x01(\x03R\n" +
-	"lastSeenMs*C\n" +
+	"lastSeenMs\x12\x18\n" +
+	"\aclasses\x18\x04 \x03(\tR\aclasses*C\n" +
 	"\x03Ack\x12\x13\n" +
 	"\x0fACK_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
