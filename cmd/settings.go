@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/imdhq/imd/modules/peers"
+	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/modules/storage"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/config"
@@ -67,6 +68,8 @@ func schema(specs []module.Spec) (*config.Schema, error) {
 		{Name: "auth", Doc: "Whose tokens are believed.", New: func() any { c := auth.DefaultConfig(); return &c }},
 		{Name: "seq", Doc: "How entries get their numbers.", New: func() any { c := storage.DefaultSeqConfig(); return &c }},
 		{Name: "redis", Doc: "Redis, for what is kept there.", New: func() any { c := storage.DefaultRedisConfig(); return &c }},
+		{Name: "webhooks", Doc: "Who of your backend is told what happens.", New: func() any { c := scheduler.DefaultWebhookConfig(); return &c }},
+		{Name: "offline_push", Doc: "Who wakes devices that are not connected.", New: func() any { c := scheduler.DefaultPushConfig(); return &c }},
 	}
 	for _, s := range specs {
 		if s.Config != nil {

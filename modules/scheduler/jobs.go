@@ -61,6 +61,31 @@ func (s *Scheduler) jobs() []Job {
 			Effect: "removes the routes of gateways that ended without giving them back",
 			Fence:  "token asked for before; a process that is gone never comes back under its boot id", Test: "modules/scheduler TestTheLeaderSweepsWhatDeadGatewaysLeft",
 		},
+		{
+			Name: "gather", attend: s.gathers,
+			Trigger: "every 0.1 s, for what commits left behind", Row: "`feed`, `outbox`", Effect: "turns marks of commits into numbered events",
+			Fence: "token proved in the transaction that takes the marks and adds the events", Test: "test/outbox TestEventsAreTold",
+		},
+		{
+			Name: "webhooks", attend: s.tells,
+			Trigger: "events, and pauses after failures", Row: "`receiver`, `dead_letter`", Effect: "tells receivers of events",
+			Fence: "token proved where the cursor moves; a receiver knows a repeat by its id", Test: "test/outbox TestEventsAreTold",
+		},
+		{
+			Name: "handover", Every: offlineEvery, Limit: limit, begin: func() round { return s.handover },
+			Trigger: "every 0.5 s, for messages that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
+			Fence: "token proved in the transaction that moves the cursor and adds the pushes", Test: "test/outbox TestOfflineUsersAreNotified",
+		},
+		{
+			Name: "push", attend: s.pushes,
+			Trigger: "pushes that are due", Row: "`push`", Effect: "notifies users who are offline, and takes back what they have read",
+			Fence: "token proved where the push is settled; the provider knows a repeat by its id", Test: "test/outbox TestOfflineUsersAreNotified",
+		},
+		{
+			Name: "trim", Every: trimEvery, Limit: limit, begin: func() round { return s.trim },
+			Trigger: "every 10 s, for events older than `webhooks.keep`", Row: "`outbox`", Effect: "removes old events and dead letters",
+			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestOldEventsGo",
+		},
 	}
 }
 

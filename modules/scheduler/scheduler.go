@@ -3,17 +3,24 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/outbox"
+	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/webhook"
+	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 )
 
 // Election is the name of the election in which this role takes part.
@@ -22,15 +29,17 @@ const Election = "scheduler"
 // limit is how long one round of a job, and one call for its row, may take.
 const limit = 10 * time.Second
 
-// messages is what the scheduler asks of the message store.
-type messages interface {
+// Messages is what the scheduler asks of the message store.
+type Messages interface {
 	store.Fences
 	store.Jobs
+	store.Outbox
+	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 }
 
-// elector is what the scheduler asks of the control plane.
-type elector interface {
+// Elector is what the scheduler asks of the control plane.
+type Elector interface {
 	Campaign(ctx context.Context, c control.Candidacy) error
 }
 
@@ -38,10 +47,15 @@ type elector interface {
 type Deps struct {
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
-	Elector func() elector // asked once, in Run; nil = there is none yet
-	Store   func() (messages, error)
+	Elector func() Elector // asked once, in Run; nil = there is none yet
+	Store   func() (Messages, error)
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
+	// Live finds the routes of users; nil = that cannot be known here.
+	Live     func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Webhooks WebhookConfig
+	Push     PushConfig
+	Version  string // of the program, for receivers
 }
 
 // Scheduler is the scheduler role of one node.
@@ -52,6 +66,17 @@ type Scheduler struct {
 	expired prometheus.Counter
 	swept   prometheus.Counter
 	board   *board
+
+	gathered prometheus.Counter
+	trimmed  prometheus.Counter
+	handed   prometheus.Counter
+	pushed   *prometheus.CounterVec
+	hooks    *outbox.Metrics
+
+	receivers []receiver      // set by Start
+	provider  outbox.Provider // set by Start; nil = offline users are not notified
+	news      *news           // there are new events
+	poke      chan struct{}   // capacity 1: pushes became due
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -65,19 +90,33 @@ func Spec() module.Spec {
 		Role:  true,
 		Needs: []string{"controlplane", "storage", "peers"},
 		New: func(env *module.Env) (module.Module, error) {
+			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
+			if err := errors.Join(env.Config("webhooks", &hooks), env.Config("offline_push", &push)); err != nil {
+				return nil, err
+			}
 			s := New(Deps{
-				Log: env.Log, Reg: env.Reg,
-				Elector: func() elector {
+				Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
+				Live: func(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+					r, err := env.Store.Routes()
+					if err != nil {
+						return nil, err
+					}
+					return r.Lookup(ctx, users)
+				},
+				Elector: func() Elector {
 					if e := env.Control.Elector(); e != nil {
 						return e
 					}
 					return nil
 				},
-				Store:  func() (messages, error) { return env.Store.Messages() },
+				Store:  func() (Messages, error) { return env.Store.Messages() },
 				Routes: func() (store.Sweeper, error) { return env.Store.Routes() },
 				View:   env.Control.View,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
+			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
+			adminv1connect.RegisterWebhookServiceHandler(hookService.Connect(), service{s})
+			hookService.Mount(env.MountOps, func(h http.Handler) http.Handler { return admin.Auth(env.Keys.AdminKey(), h) })
 			return s, nil
 		},
 	}
@@ -96,12 +135,22 @@ func New(d Deps) *Scheduler {
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
 	s.board = newBoard(s.jobs())
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept)
+	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
+		Help: "Marks of commits turned into events."})
+	s.trimmed = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "trimmed_total",
+		Help: "Events removed because of their age."})
+	s.handed = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "handed_over_total",
+		Help: "Conversations of offline users of which they are to be notified."})
+	s.pushed = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "pushes_total",
+		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
+	s.hooks = outbox.NewMetrics(d.Reg)
+	s.news, s.poke = newNews(), make(chan struct{}, 1)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed)
 	return s
 }
 
-// Start has nothing to open.
-func (s *Scheduler) Start(context.Context) error { return nil }
+// Start reads the keys of receivers.
+func (s *Scheduler) Start(context.Context) error { return s.openReceivers() }
 
 // Run takes part in the election until the node drains, and ends with ctx.
 func (s *Scheduler) Run(ctx context.Context) error {
@@ -162,5 +211,15 @@ func (s *Scheduler) Drain(ctx context.Context) error {
 	}
 }
 
-// Close has nothing to free.
-func (s *Scheduler) Close() error { return nil }
+// Close ends connections to receivers that are idle.
+func (s *Scheduler) Close() error {
+	for _, r := range s.receivers {
+		r.sender.Close()
+	}
+	if p, ok := s.provider.(outbox.WebhookProvider); ok {
+		if c, ok := p.Sender.(*webhook.Sender); ok {
+			c.Close()
+		}
+	}
+	return nil
+}

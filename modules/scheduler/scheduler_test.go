@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 )
 
@@ -25,11 +26,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // counting is a store that expires three revocations at a time.
 type counting struct {
 	store.Fences // what a test does not need panics
+	store.Outbox
 
 	mu    sync.Mutex
 	calls []store.Proof
 	err   error
 	away  bool  // the rows of jobs cannot be read
+	old   int   // events that are too old
 	leads int64 // the token of the fence
 	jobs  map[string]store.JobRow
 	homes []store.Home
@@ -61,6 +64,27 @@ func (c *counting) Jobs(context.Context) ([]store.JobRow, error) {
 		return nil, errors.New("away")
 	}
 	return slices.Collect(maps.Values(c.jobs)), nil
+}
+
+// Nobody is told of anything.
+func (c *counting) OutboxState(context.Context) (store.OutboxState, error) {
+	return store.OutboxState{First: 1}, nil
+}
+func (c *counting) Receivers(context.Context) ([]store.Receiver, error) { return nil, nil }
+
+func (c *counting) TrimEvents(_ context.Context, p store.Proof, before time.Time, _ int) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(c.old, trimMost)
+	if before.After(time.Now().Add(-DefaultWebhookConfig().Keep)) || p.Token == 0 {
+		n = 0
+	}
+	c.old -= n
+	return n, nil
+}
+
+func (c *counting) Entry(context.Context, im.ConversationID, im.Seq) (im.Entry, error) {
+	return im.Entry{}, store.ErrNotFound
 }
 
 // rounds is how often revocations were expired, or not.
@@ -148,9 +172,9 @@ func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 // during runs a scheduler around a test of its work.
 func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	e := &sole{}
-	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() elector { return e },
-		Store:  func() (messages, error) { return c, nil },
-		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now})
+	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
+		Store:  func() (Messages, error) { return c, nil },
+		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -238,8 +262,20 @@ func TestTheLeaderSweepsWhatDeadGatewaysLeft(t *testing.T) {
 }
 
 func TestWithoutAControlPlane(t *testing.T) {
-	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() elector { return nil }})
+	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return nil }})
 	if err := s.Run(t.Context()); err == nil {
 		t.Error("Run without an elector works")
 	}
+}
+
+// Events go when they are too old, as many as there are.
+func TestOldEventsGo(t *testing.T) {
+	c := &counting{old: 3*trimMost + 7}
+	running(t, c, func(s *Scheduler, _ *sole) {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := testutil.ToFloat64(s.trimmed); got != 3*trimMost+7 {
+			t.Errorf("%v events went", got)
+		}
+	})
 }

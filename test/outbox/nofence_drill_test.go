@@ -1,0 +1,28 @@
+//go:build drill
+
+package outbox
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/imdhq/imd/pkg/failpoint"
+)
+
+// Without the fence, what a paused leader does when it wakes up takes place, in
+// each job, and the test that must notice it does.
+func TestNoFenceIsNoticed(t *testing.T) {
+	for _, job := range []string{"gather", "tell", "hand_over", "push", "trim"} {
+		t.Run(job, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(os.Args[0], "-test.run", "^TestLeaderEndsInEachJob$/^"+job+"_pause$")
+			cmd.Env = append(os.Environ(), failpoint.BadVar+"="+string(failpoint.NoFence))
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "took place after one with") {
+				t.Errorf("jobs without a fence pass: %v\n%s", err, out)
+			}
+		})
+	}
+}
