@@ -153,7 +153,7 @@ func (e *engine) assemble() error {
 	})
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
-		Roles: e.cfg.roles, Split: e.cfg.split(), Unshared: e.cfg.unshared(), Cluster: e.cfg.values.Text("controlplane.cluster"), Zone: e.cfg.values.Text("controlplane.zone"),
+		Roles: e.cfg.roles, Joined: e.cfg.joined(), Unshared: e.cfg.unshared(), Cluster: e.cfg.values.Text("controlplane.cluster"), Zone: e.cfg.values.Text("controlplane.zone"),
 		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: stores,
 		Trace: kept, Peers: peers, Ready: e.ready, Keys: e.keys(),
 		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },

@@ -320,6 +320,14 @@ func (l *loaded) unshared() map[string]string {
 // split reports whether some role is not here.
 func (l *loaded) split() bool { return len(l.roles) < l.allRoles }
 
+// joined reports whether other processes have roles of the same server, or may:
+// with all roles here too, another node on the same Postgres and etcd is a part of
+// it, and one that knows nothing of the others would deliver to its own clients
+// only.
+func (l *loaded) joined() bool {
+	return l.split() || l.values.Text("storage.postgres") != "" && strings.Trim(l.values.Text("controlplane.endpoints"), "[]") != ""
+}
+
 // dataDir is the folder to use.
 func (l *loaded) dataDir(getenv func(string) string) (string, error) {
 	if l.top.DataDir != "" {
@@ -343,7 +351,7 @@ func (l *loaded) listeners() []listener {
 	var out []listener
 	for _, n := range names {
 		addr := l.values.Text(n + ".listen")
-		if n == "peers" && addr == "" && l.split() {
+		if n == "peers" && addr == "" && l.joined() {
 			addr = peers.DefaultListen
 		}
 		if addr != "" {

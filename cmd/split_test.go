@@ -55,3 +55,39 @@ func TestSplitRolesAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// A node that shares its messages with others opens the internal listener also if
+// it has all roles.
+func TestWhoIsCalledByOthers(t *testing.T) {
+	etcd, postgres := "controlplane.endpoints=http://127.0.0.1:2379", "storage.postgres_file="+filepath.Join(t.TempDir(), "dsn")
+	if err := os.WriteFile(strings.TrimPrefix(postgres, "storage.postgres_file="), []byte("postgres://u@h/d"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		roles string
+		set   []string
+		want  string // where; "" = nowhere
+	}{
+		"laptop":             {"all", nil, ""},
+		"etcd of others":     {"all", []string{etcd}, ""},
+		"Postgres alone":     {"all", []string{postgres}, ""},
+		"both":               {"all", []string{etcd, postgres}, "127.0.0.1:8422"},
+		"split":              {"gateway,push", []string{etcd}, "127.0.0.1:8422"},
+		"an address is said": {"all", []string{etcd, postgres, "peers.listen=127.0.0.1:0"}, "127.0.0.1:0"},
+	} {
+		a := &app{specs: specs()}
+		l, err := (&settingFlags{app: a, cmd: newServe(a), pairs: append([]string{"roles=" + tt.roles}, tt.set...)}).load()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got := ""
+		for _, ln := range l.listeners() {
+			if ln.key == "peers.listen" {
+				got = ln.address
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}

@@ -10,13 +10,13 @@ import (
 	"github.com/imdhq/imd/pkg/ring"
 )
 
-// DefaultListen is where a node listens that has not all roles.
+// DefaultListen is where a node listens that other processes may have to call.
 const DefaultListen = "127.0.0.1:8422"
 
 // Config is the section "peers". It is read once, at start.
 type Config struct {
 	// Listen is where other nodes call the roles of this one.
-	Listen string `mapstructure:"listen" doc:"host:port for the calls of other nodes; port 0 picks a free one. Default 127.0.0.1:8422 if this node has not all roles, else none."`
+	Listen string `mapstructure:"listen" doc:"host:port for the calls of other nodes; port 0 picks a free one. Default 127.0.0.1:8422 if this node has not all roles, or shares Postgres and etcd with others; else none."`
 	// Advertise is the address that other nodes are told.
 	Advertise string `mapstructure:"advertise" doc:"host:port at which other nodes reach that listener; default the address that was bound."`
 	// KeyFile holds the shared keys.

@@ -4,8 +4,8 @@
 //
 // # Role
 //
-// It is a shared part of every node. It opens nothing while a node has all roles
-// and no address is given: then roles call each other directly.
+// It is a shared part of every node. It opens nothing while a node has all roles,
+// shares no stores and no address is given: then roles call each other directly.
 //
 // # Invariants
 //

@@ -19,7 +19,7 @@ func Spec(names func(env *module.Env) NamesOpener) module.Spec {
 			if err := env.Config("peers", &cfg); err != nil {
 				return nil, err
 			}
-			if cfg.Listen == "" && env.Split {
+			if cfg.Listen == "" && env.Joined {
 				cfg.Listen = DefaultListen
 			}
 			p := New(cfg, Deps{

@@ -57,7 +57,7 @@ type Env struct {
 	Version string   // of the binary
 	DataDir string   // absolute
 	Roles   []string // of this node
-	Split   bool     // some role is not here
+	Joined  bool     // other processes have roles of the same server, or may
 	// Unshared says of each role of this node what it keeps where no other process
 	// can reach it, such as "messages in SQLite"; nil = nothing.
 	Unshared map[string]string

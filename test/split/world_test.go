@@ -223,7 +223,7 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 	ops.HandleFunc("GET /livez", func(rw http.ResponseWriter, _ *http.Request) { rw.Header().Set(control.BootHeader, boot) })
 	p.ops = httptest.NewServer(ops)
 	base := module.Env{
-		Node: im.NodeID(id), BootID: boot, Version: "test", DataDir: t.TempDir(), Roles: roles, Split: true, Cluster: "imd",
+		Node: im.NodeID(id), BootID: boot, Version: "test", DataDir: t.TempDir(), Roles: roles, Joined: true, Cluster: "imd",
 		Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Config: w.config,
 		Settings: settings.NewLive(hot, settings.Identity{Node: id, Roles: roles}, zap.NewNop()),
 		Control:  p.handle, Store: &store.Handle{}, Peers: p.peers, Ready: module.NewReady(), Keys: tokens{},

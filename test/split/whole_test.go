@@ -1,0 +1,42 @@
+package split
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// Two nodes with all roles that share everything are one server: what is sent on
+// one is delivered live on the other. With routes in memory the second one is
+// refused.
+func TestTwoWholeNodes(t *testing.T) {
+	t.Parallel()
+	common := append(testenv.SharedPostgres(t).Serve(t), "--set", "controlplane.endpoints="+testenv.StartEtcd(t, 1).Members[0].URL, "--set", "peers.listen=127.0.0.1:0")
+	node := func(args ...string) *testenv.Node {
+		return &testenv.Node{Dir: t.TempDir() + "/data", Args: append(append([]string{}, common...), args...), Layout: testenv.AllInOne}
+	}
+	alone := node()
+	alone.Begin(t)
+	second := node()
+	if err := second.Try(t); err != nil {
+		t.Fatal(err)
+	}
+	if status := second.Wait(testenv.ReadyIn); status != 78 || !strings.Contains(second.Log(), "routes in the memory of one process (storage.routes) cannot be shared") {
+		t.Errorf("a second one with routes in memory ends with %d: %s", status, second.Log())
+	}
+	alone.Stop()
+	one, two := node("--set", "storage.routes=etcd"), node("--set", "storage.routes=etcd")
+	one.Begin(t)
+	two.Begin(t)
+	ann := testenv.Login(t, one.URL(), protocol.Proto, one.Token("ann"), "d")
+	bob := testenv.Login(t, two.URL(), protocol.Proto, two.Token("bob"), "d")
+	m := testenv.ToUser("bob", "hi")
+	ann.MustSend(m)
+	got := bob.Take("a deliver", func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil })
+	if id := got.GetDeliver().Entries[0].ClientMessageId; id != m.ClientMessageId {
+		t.Errorf("%v was delivered, not %s", got, m.ClientMessageId)
+	}
+}
