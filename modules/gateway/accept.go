@@ -70,11 +70,11 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 	ws.SetReadLimit(int64(enc.MaxEnvelope()))
 	s.ws, s.pending = ws, true
-	s.q.conn = s.wire.Conn // the socket itself, not what the library sees
-	keepWaitingHere(s.q.conn)
+	s.attach(s.wire.Conn)
 	g.hub.open(s)
 	g.m.connections.Inc()
-	g.goroutine(s.serve) // not the server's goroutine: it holds more memory
+	g.wg.Add(1)  // until the session is freed, whether it has a goroutine or not
+	go s.begin() // not the server's goroutine: it holds more memory
 	if g.closing.Load() {
 		s.end("drain", "the node stops", drainRetry)
 	}

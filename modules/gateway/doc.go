@@ -5,7 +5,7 @@
 // It accepts WebSockets, authenticates them, claims their routes, forwards
 // sends as runs to state, answers reads from state, and delivers what push
 // hands it. accept.go is the way in, session.go what happens then, queue.go
-// the way out.
+// and writer.go the way out.
 //
 // # Invariants
 //
@@ -18,10 +18,16 @@
 //     what a delivery does not find here has ended (place.go).
 //   - Routes are refreshed by this node alone, and put back when the store has
 //     lost them (keeper.go). A claim that comes late displaces nobody newer.
+//   - Under session.strict a session is welcomed only when its rank is in the
+//     message store, and each of its sends carries it (prove.go).
 //   - Delivers of a conversation rise in seq on a connection; what does not fit
 //     becomes a head hint, because the log is the truth.
-//   - An idle connection costs one goroutine, its reader; a writer exists only
-//     while something waits. All timers of all sessions are one wheel.
+//   - A connection that is quiet costs no goroutine: it is parked (reader.go) at
+//     the end of a message with nothing buffered, and its next byte or its end
+//     starts one. All timers of all sessions are one wheel.
+//   - Whoever has frames for a connection may write them directly, once and
+//     without waiting, if nobody else does; what the socket does not take waits
+//     for a goroutine (writer.go). So no client delays another.
 //   - The session's lock is taken before its queue's and before no other
 //     session's; no lock is held over a call to another role.
 //
@@ -35,12 +41,14 @@
 //
 // # Metrics
 //
-// imd_gateway_connections, imd_gateway_handshakes_total,
+// imd_gateway_connections, imd_gateway_connections_parked,
+// imd_gateway_memory_returned_total, imd_gateway_handshakes_total,
 // imd_gateway_frames_total, imd_gateway_sessions_closed_total,
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,
 // imd_gateway_heads_total, imd_gateway_stale_leader_calls_total, imd_gateway_submit_sends,
 // imd_gateway_routes_refreshed_total{result}, imd_gateway_routes_away,
 // imd_gateway_route_losses_total, imd_gateway_sessions_unclaimed,
+// imd_gateway_outranked_total,
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

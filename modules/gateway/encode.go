@@ -3,6 +3,8 @@ package gateway
 import (
 	"google.golang.org/protobuf/proto"
 
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -15,13 +17,27 @@ type shared struct {
 	seq      int64 // of the entry or head; 0 = a receipt
 	acked    bool  // a deliver: it waits for the device's ack
 	commitNS int64
+	author   im.SessionID // does not get it; "" = nobody's
+	trace    trace.Context
 
 	frame []byte // protobuf, as it came
 	made  [2][]byte
 }
 
-func newShared(d *v1.Delivery) *shared {
-	return &shared{conv: d.ConversationId, seq: d.Seq, acked: d.Acked, commitNS: d.CommitNs, frame: d.Frame}
+// newShared makes the frames of a delivery, in order.
+func newShared(d *v1.Delivery) []*shared {
+	list := make([]shared, 1+len(d.Following))
+	out := make([]*shared, len(list))
+	for i := range list {
+		f := d
+		if i > 0 {
+			f = d.Following[i-1]
+		}
+		list[i] = shared{conv: d.ConversationId, seq: f.Seq, acked: f.Acked, commitNS: f.CommitNs, author: im.SessionID(f.ExcludeSessionId), frame: f.Frame,
+			trace: trace.Carried(f.Traceparent)}
+		out[i] = &list[i]
+	}
+	return out
 }
 
 // in returns the frame in an encoding, ready to be queued; an error means that

@@ -19,6 +19,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/park"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -34,6 +35,9 @@ const (
 	// lastCalls for the last acks to reach state.
 	stopTime  = 1300 * time.Millisecond
 	lastCalls = 300 * time.Millisecond
+	// quietTime is how long a connection is quiet before it is parked. Parking
+	// and waking cost more than waiting, so who writes every few seconds is not.
+	quietTime = 5 * time.Second
 	// spareFiles is how many descriptors the process needs besides clients'.
 	spareFiles = 100
 )
@@ -56,6 +60,7 @@ type stateClient interface {
 type directoryClient interface {
 	Admit(context.Context, *v1.AdmitRequest) (*v1.AdmitResponse, error)
 	Revoke(context.Context, *v1.RevokeRequest) (*v1.RevokeResponse, error)
+	Prove(context.Context, *v1.ProveRequest) (*v1.ProveResponse, error)
 }
 
 // peerClient is what one gateway asks of another.
@@ -108,12 +113,14 @@ type Gateway struct {
 	hub       *hub
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
+	lot       *park.Lot // of connections that are quiet; made by Start
 	marks     *marks
 	submitter *submitter
 	keeper    *keeper
 	ended     *endings
 	requests  chan struct{} // holds one for each request in work
 
+	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
 	mostSockets  int           // that may be open, upgraded or not; set by Start
 	plain        atomic.Int64  // sockets that are not upgraded
@@ -150,7 +157,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 		cfg: cfg, Deps: d, m: m, origins: newOrigins(cfg), proxies: proxies,
 		tuned: settings.Derive(d.Settings, func(now *settings.Snapshot) tuning { return tune(cfg, now) }), hub: newHub(), wheel: newWheel(time.Now()),
 		marks:    newMarks(d.State, m, d.Log),
-		requests: make(chan struct{}, maxRequests), overloadTime: overloadTime,
+		requests: make(chan struct{}, maxRequests), quietTime: quietTime, overloadTime: overloadTime,
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -195,6 +202,11 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if g.origins.all {
 		g.Log.Warn("every web page may connect: gateway.unsafe_allow_all_origins is on")
 	}
+	lot, err := park.New()
+	if err != nil {
+		return err
+	}
+	g.lot = lot
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
 	if err != nil {
@@ -229,15 +241,17 @@ func (g *Gateway) Start(ctx context.Context) error {
 // closed with code 4000 (drain).
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.cancel()
-	failed := make(chan error, 1) // the server ends once
+	failed := make(chan error, 2) // the server and the lot end once
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
 	own.Go(func() { failed <- g.srv.Serve(g.ln) })
+	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })
 	own.Go(func() { g.antiEntropy(work) })
 	own.Go(func() { g.keeper.run(work) })
+	own.Go(func() { g.tidyUp(work) })
 	g.serving.Store(true)
 	var err error
 	select {
@@ -251,6 +265,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	g.marks.flush(last, nil)
 	cancel()
 	stop()
+	g.lot.Stop()
 	own.Wait()
 	return err
 }
@@ -287,6 +302,9 @@ func (g *Gateway) stop() {
 // Close frees the port if Run never did.
 func (g *Gateway) Close() error {
 	g.cancel()
+	if g.lot != nil {
+		_ = g.lot.Close() // nothing was written that could be lost
+	}
 	if g.ln == nil {
 		return nil
 	}

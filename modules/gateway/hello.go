@@ -126,10 +126,10 @@ func (s *session) verify(token string) (auth.Claims, *refusal) {
 	return c, &refusal{reason: reason, msg: im.Wire(err).Message}
 }
 
-// join admits the login, registers the session and claims its route. The order
-// matters: whoever is admitted after the claim can be found by a revocation, and
-// whoever can be found here before the claim misses no delivery that looks the
-// route up.
+// join admits the login, registers the session, claims its route and proves its
+// rank. The order matters: whoever is admitted after the claim can be found by a
+// revocation, and whoever can be found here before the claim misses no delivery that
+// looks the route up.
 func (s *session) join(c auth.Claims) *refusal {
 	if no := s.admit(c); no != nil {
 		return no
@@ -139,10 +139,16 @@ func (s *session) join(c auth.Claims) *refusal {
 	if no != nil {
 		return no
 	}
-	if no := s.admit(c); no != nil {
+	if no = s.admit(c); no == nil {
+		claim, no = s.prove(claim)
+	}
+	if no != nil {
 		// Who was displaced for nothing comes back by itself.
 		s.g.displace(append(claim.Superseded, claim.Replaced...), "busy")
 		return no
+	}
+	if s.unclaimed() {
+		s.g.keeper.wait(s)
 	}
 	s.g.displaced(claim)
 	return nil
@@ -186,7 +192,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 		PingIntervalMs: millis(s.beat.interval), PongTimeoutMs: millis(s.beat.timeout),
 	}}})
 	for _, f := range s.early {
-		s.deliverLocked(f)
+		s.deliverLocked(now, f)
 	}
 	s.early = nil
 	s.wakeLocked(s.expires)

@@ -103,6 +103,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 // choose.
 type metrics struct {
 	connections prometheus.Gauge
+	parked      prometheus.Gauge
+	tidied      prometheus.Counter
 	handshakes  *prometheus.CounterVec // label: result
 	in, out     [kinds]prometheus.Counter
 	closed      *prometheus.CounterVec // label: reason
@@ -115,6 +117,7 @@ type metrics struct {
 	routesAway  prometheus.Gauge
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
+	outranked   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	submitSends  prometheus.Histogram
@@ -137,6 +140,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections",
 			Help: "Client connections open on this node now, authenticated or not."}),
+		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
+			Help: "Of the connections, those that are quiet and have no goroutine."}),
+		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
 		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
 		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
@@ -148,6 +154,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
@@ -166,7 +173,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"kept", "restored", "superseded", "replaced", "failed"} {
 		m.refreshed.WithLabelValues(r)
 	}
-	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.staleLeaders, m.submitSends, m.send, m.deliver)
+	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -64,8 +64,14 @@ func (s *session) claim() (store.Claim, *refusal) {
 	s.mu.Lock()
 	s.place = place{epoch: uint64(since.UnixMicro()), since: since}
 	s.mu.Unlock()
-	s.g.keeper.wait(s)
 	return store.Claim{}, nil
+}
+
+// unclaimed reports whether the session begins without a route.
+func (s *session) unclaimed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.place.claimed
 }
 
 // routeAt is the session's route with a place.

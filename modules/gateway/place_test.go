@@ -15,6 +15,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/memory"
 	"github.com/imdhq/imd/pkg/testenv"
@@ -68,6 +69,7 @@ type pair struct {
 	away     [2]atomic.Bool // the route store, for that gateway
 	deaf     atomic.Bool    // kicks get lost
 	view     atomic.Pointer[control.View]
+	hot      *hot // settings of both
 }
 
 // deafPeer loses kicks.
@@ -96,7 +98,12 @@ func (nobody) Probe(context.Context, *v1.ProbeRequest) (*v1.ProbeResponse, error
 
 // beginPair starts two gateways, n1 and n2, whose keepers are fast.
 func beginPair(t *testing.T, edit ...func(*Config)) *pair {
-	p := &pair{t: t, store: newForgetful()}
+	return beginPairWith(t, 300*time.Millisecond, edit...)
+}
+
+// beginPairWith is beginPair with a time for a round of refreshes.
+func beginPairWith(t *testing.T, refreshing time.Duration, edit ...func(*Config)) *pair {
+	p := &pair{t: t, store: newForgetful(), hot: newHot(t)}
 	p.view.Store(&control.View{})
 	join := func(i int) func(*Gateway) {
 		return func(g *Gateway) {
@@ -116,7 +123,8 @@ func beginPair(t *testing.T, edit ...func(*Config)) *pair {
 				return p.store, nil
 			}
 			g.View = p.view.Load
-			g.keeper.refreshing, g.keeper.restoring, g.keeper.asking = 300*time.Millisecond, 300*time.Millisecond, 100*time.Millisecond
+			g.tuned = settings.Derive(p.hot.Live, func(now *settings.Snapshot) tuning { return tune(g.cfg, now) })
+			g.keeper.refreshing, g.keeper.restoring, g.keeper.asking = refreshing, 300*time.Millisecond, 100*time.Millisecond
 		}
 	}
 	p.world = beginTuned(t, join(0), edit...)

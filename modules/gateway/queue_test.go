@@ -129,6 +129,23 @@ func newRig() *rig {
 	return r
 }
 
+// The rig flushes after each addition, as sessions do when they unlock.
+
+func (r *rig) deliver(f outFrame) bool {
+	defer r.flush()
+	return r.queue.deliver(f)
+}
+
+func (r *rig) answer(f outFrame) bool {
+	defer r.flush()
+	return r.queue.answer(f)
+}
+
+func (r *rig) head(conv string, seq int64) bool {
+	defer r.flush()
+	return r.queue.head(conv, seq)
+}
+
 // frameOf is a frame of n bytes, its length included.
 func frameOf(n int) outFrame {
 	head := 1
@@ -156,8 +173,8 @@ func TestWhatWaitsLeavesInOneMessage(t *testing.T) {
 		if len(m) != 2 || len(m[0].payload) != 100 || len(m[1].payload) != 20_000 || m[1].op != opBinary {
 			t.Errorf("%d messages", len(m))
 		}
-		if r.fill() != 0 || r.writing {
-			t.Errorf("fill %v, writing %v after all has left", r.fill(), r.writing)
+		if r.fill() != 0 || r.state != idle {
+			t.Errorf("fill %v, state %v after all has left", r.fill(), r.state)
 		}
 		r.wg.Wait()
 	})
@@ -313,7 +330,7 @@ func TestAWriteThatTakesTooLong(t *testing.T) {
 		if !errors.As(r.lost, &ne) || !ne.Timeout() || !r.conn.closed {
 			t.Errorf("lost %v, closed %v", r.lost, r.conn.closed)
 		}
-		if r.deliver(frameOf(10)) || r.writing {
+		if r.deliver(frameOf(10)) || r.state != idle {
 			t.Error("a dead queue takes frames, or says that it is full")
 		}
 		<-r.end(nil, 1000, "", true)

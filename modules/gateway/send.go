@@ -17,6 +17,9 @@ func (s *session) send(now time.Time, id uint32, m *clientv1.Send, passed bool, 
 	conv, peer, verdict := target(s.user, m)
 	it := run.Send{ID: id, Start: m.RunStart, Arrived: now, Size: proto.Size(m)}
 	it.Send = &v1.RunSend{ClientMessageId: m.ClientMessageId, Resend: m.Resend, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: m.Content}
+	if c, _ := s.g.Trace.Begin(""); c.Sampled() {
+		it.Send.Traceparent = c.String()
+	}
 	if verdict == nil {
 		verdict = checkSend(m)
 	}
@@ -138,8 +141,14 @@ func (s *session) submitted(conv string, token run.Token, acks []*clientv1.SendA
 	}
 	now := time.Now()
 	var e run.Effects
+	displaced := outranked(acks)
 	s.runs.Done(now, conv, token, acks, failed, &e)
 	s.answerLocked(now, &e)
 	s.mu.Unlock()
+	if displaced != "" {
+		s.g.m.outranked.Inc()
+		s.end(displaced, endTexts[displaced], 0)
+		return
+	}
 	s.submit(e.Submit)
 }

@@ -33,20 +33,25 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 		return nil, err
 	}
 	res := &v1.DeliverResponse{}
-	var found []*session
+	var found, touched []*session
 	for _, d := range req.Deliveries {
-		f := newShared(d)
+		frames := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
 		here := found[:0]
 		for _, x := range found {
-			if !x.deliver(f) {
+			hit, due := x.deliver(frames)
+			if due {
+				touched = append(touched, x)
+			}
+			if !hit {
 				res.NotHere = append(res.NotHere, string(x.id))
 				continue
 			}
 			here = append(here, x)
 		}
-		s.g.arrived(f, here)
+		s.g.arrived(frames, here)
 	}
+	flush(touched) // all that one call brings to a session leaves in one message
 	return res, nil
 }
 

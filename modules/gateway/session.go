@@ -79,8 +79,9 @@ type session struct {
 	issued    int64 // when its token was, in milliseconds since 1970; 0 = not told
 
 	stalled atomic.Bool // the reader waits for answers to leave
+	reader  reader
 
-	mu       sync.Mutex
+	mu       door
 	phase    phase
 	helloBy  time.Time
 	expires  time.Time
@@ -89,6 +90,7 @@ type session struct {
 	runs     run.Queue
 	requests int // without an answer, other than sends
 	unacked  delivery.Pending
+	held     held // behind the window
 	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
@@ -105,6 +107,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 		unacked: delivery.Pending{First: now.redeliverAfter, Most: now.redeliverCount, Jitter: jitter},
 	}
 	s.timer.session = s
+	s.mu.q = &s.q
 	s.q = queue{
 		cfg: queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
 		m:   g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
@@ -113,24 +116,66 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 	return s
 }
 
-// serve reads until the connection ends, then frees everything.
-func (s *session) serve() {
-	s.mu.Lock()
-	now := time.Now()
-	s.helloBy = now.Add(s.g.cfg.HelloTimeout)
-	s.wakeLocked(s.helloBy)
-	s.mu.Unlock()
-	s.free(s.read())
+// door is the lock of a session. Unlocking it lets leave what was queued
+// meanwhile; unlocking its Mutex leaves that to the caller.
+type door struct {
+	sync.Mutex
+	q *queue
 }
 
-// read takes messages until the socket ends. After the session's end it only
-// waits for the client to close.
+// Unlock opens the door.
+func (d *door) Unlock() {
+	d.Mutex.Unlock()
+	d.q.flush()
+}
+
+// attach gives the session its socket.
+func (s *session) attach(c net.Conn) {
+	raw, plain := rawOf(c)
+	s.q.conn = c // the socket itself, not what the library sees
+	if plain {
+		s.q.raw = raw
+	}
+	if raw != nil {
+		keepWaitingHere(raw)
+	}
+	s.reader.spot.Init(s.g.lot, raw, s)
+}
+
+// begin is the first goroutine of a session.
+func (s *session) begin() {
+	s.mu.Lock()
+	s.helloBy = time.Now().Add(s.g.cfg.HelloTimeout)
+	s.wakeLocked(s.helloBy)
+	s.mu.Unlock()
+	s.serve()
+}
+
+// Wake goes on with a session that was parked.
+func (s *session) Wake() {
+	s.wire.borrow()
+	s.reader.woken, s.reader.ponged = true, false
+	s.serve()
+}
+
+// serve reads until the connection is parked or ends; then it frees everything.
+func (s *session) serve() {
+	if err := s.read(); !errors.Is(err, errParked) {
+		s.free(err)
+	}
+}
+
+// read takes messages until the socket ends or the connection is parked. After
+// the session's end it only waits for the client to close.
 func (s *session) read() error {
 	want := websocket.MessageBinary
 	if s.enc == protocol.JSON {
 		want = websocket.MessageText
 	}
 	for {
+		if s.await() {
+			return errParked
+		}
 		// Without a context that can end: the library would start something for
 		// each read. The wheel watches the time.
 		typ, r, err := s.ws.Reader(context.Background())
@@ -228,6 +273,8 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	case *clientv1.ClientFrame_Ack:
 		s.ack(now, f.Id, k.Ack)
 	case *clientv1.ClientFrame_Pong:
+		s.reader.ponged = true
+		return nil
 	case *clientv1.ClientFrame_Hello:
 		s.end("bad_frame", "a second hello", 0)
 	default:
@@ -238,6 +285,7 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 		}
 		s.request(f)
 	}
+	s.reader.woken = false
 	return nil
 }
 
@@ -378,6 +426,7 @@ func (s *session) closeWith(reason string, code int, text string) {
 func (s *session) endedLocked(reason string) {
 	s.phase = ended
 	close(s.done)
+	s.reader.spot.Wake() // for what is left to do
 	s.g.m.closed.WithLabelValues(reason).Inc()
 	if ce := s.g.Log.Check(zap.DebugLevel, "session ended"); ce != nil {
 		ce.Write(obs.Session(s.id), obs.User(s.user), zap.String("reason", reason))
@@ -407,6 +456,7 @@ func (s *session) free(cause error) {
 	}
 	s.early = nil
 	s.unacked.Clear()
+	s.held = held{}
 	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)
@@ -417,10 +467,13 @@ func (s *session) free(cause error) {
 	if lingers(cause) {
 		s.linger()
 	}
+	s.reader.spot.Leave()
 	_ = s.wire.Conn.Close()
 	_ = s.ws.CloseNow()
+	s.wire.giveBack()
 	s.g.admission.leave(s.addr, s.pending)
 	s.g.m.connections.Dec()
+	s.g.wg.Done()
 }
 
 // lossOf names how a connection ended that the server did not end.

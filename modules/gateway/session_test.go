@@ -690,16 +690,19 @@ func TestLateAndRepeatedDeliveries(t *testing.T) {
 	w := begin(t)
 	c := w.session(t, protocol.Proto, "bob", "d")
 	id := string(w.routesOf("bob")[0].Session)
-	deliver := func(seq int64, ids ...string) *v1.DeliverResponse {
+	delivery := func(seq int64, author string, ids ...string) *v1.Delivery {
 		frame, _ := proto.Marshal(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Deliver{Deliver: &clientv1.Deliver{
 			ConversationId: "g_1", Entries: []*clientv1.Entry{{Seq: seq, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: testenv.Text(fmt.Sprint(seq))}}}}})
-		res, err := w.peers.Gateway(testNode).Deliver(context.Background(), &v1.DeliverRequest{Deliveries: []*v1.Delivery{
-			{ConversationId: "g_1", Seq: seq, Frame: frame, SessionIds: ids, Acked: true}}})
+		return &v1.Delivery{ConversationId: "g_1", Seq: seq, Frame: frame, SessionIds: ids, Acked: true, ExcludeSessionId: author}
+	}
+	send := func(d *v1.Delivery) *v1.DeliverResponse {
+		res, err := w.peers.Gateway(testNode).Deliver(context.Background(), &v1.DeliverRequest{Deliveries: []*v1.Delivery{d}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return res
 	}
+	deliver := func(seq int64, ids ...string) *v1.DeliverResponse { return send(delivery(seq, "", ids...)) }
 	for _, seq := range []int64{1, 2, 2, 5, 4, 5, 6} {
 		deliver(seq, id)
 	}
@@ -711,8 +714,17 @@ func TestLateAndRepeatedDeliveries(t *testing.T) {
 	if res := deliver(7, "nobody", id); len(res.NotHere) != 1 || res.NotHere[0] != "nobody" {
 		t.Errorf("not here: %v", res.NotHere)
 	}
+	c.Take("a deliver", isDeliver)
+	several := delivery(8, "", id) // of which the last but one is its own
+	several.Following = []*v1.Delivery{delivery(9, "another"), delivery(10, id), delivery(11, "")}
+	send(several)
+	for _, want := range []string{"8", "9", "11"} {
+		if f := c.Take("a deliver", isDeliver); textOf(f) != want {
+			t.Errorf("got %v, want %s", f, want)
+		}
+	}
 	c.Close()
-	eventually(t, "the session is not here any more", func() bool { return len(deliver(8, id).NotHere) == 1 })
+	eventually(t, "the session is not here any more", func() bool { return len(deliver(12, id).NotHere) == 1 })
 }
 
 func TestKick(t *testing.T) {

@@ -36,6 +36,9 @@ var (
 		"Logins of all classes together that a user may have; the oldest beyond it ends, or under reject_new the new one is refused. 0 = no bound.", settings.Unit("logins"))
 	classModes, classMultis = byClass()
 
+	strictSessions = settings.Bool("session.strict", false,
+		"Write the rank of each new session to the message store and compare it with every send, so that none of a displaced session is stored. Holds for sessions that begin from then on.")
+
 	rateFactor = settings.Float("rate.factor", 1, 0.01, 10,
 		"Scales the rates and bursts of frames and sends: those of connections, users and conversations.")
 
@@ -50,7 +53,7 @@ var (
 
 	declared = settings.Schema{
 		Keys: append(classKeys(), []settings.Declared{
-			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, rateFactor,
+			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, strictSessions, rateFactor,
 			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
 		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
@@ -118,6 +121,7 @@ type tuning struct {
 	redeliverAfter            time.Duration
 	redeliverCount            int
 	login                     loginPolicies
+	strict                    bool // session.strict
 	rates                     rates
 }
 
@@ -134,7 +138,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 	return tuning{
 		pingInterval: pingInterval.Or(now, cfg.PingInterval), pongTimeout: pongTimeout.Or(now, cfg.PongTimeout),
 		redeliverAfter: redeliverAfter.Or(now, cfg.RedeliverAfter), redeliverCount: redeliverCount.In(now),
-		login: policies(cfg, now),
+		login: policies(cfg, now), strict: strictSessions.In(now),
 		rates: rates{
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),

@@ -6,14 +6,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 const (
-	// readBuffer is what an idle connection keeps for reading; larger messages
-	// are read past it.
+	// readBuffer is what a connection has for reading while it is busy; larger
+	// messages are read past it.
 	readBuffer = 1024
 	// controlBuffer holds one whole control frame, so that the library writes
 	// each with a single call.
@@ -28,6 +29,45 @@ type wire struct {
 	net.Conn
 	lastByte atomic.Int64 // Unix nanoseconds
 	control  func(frame []byte)
+
+	// What the library reads from and writes control frames to. Both are empty
+	// while the connection is parked; lent has their buffers.
+	in   *bufio.Reader
+	out  *bufio.Writer
+	lent *lending
+}
+
+// lending is a pair of buffers that busy connections have.
+type lending struct {
+	in  *bufio.Reader
+	out *bufio.Writer
+}
+
+var lendings = sync.Pool{New: func() any {
+	return &lending{bufio.NewReaderSize(nil, readBuffer), bufio.NewWriterSize(nil, controlBuffer)}
+}}
+
+// borrow gives the connection its buffers, if it has none.
+func (w *wire) borrow() {
+	if w.lent != nil {
+		return
+	}
+	w.lent = lendings.Get().(*lending)
+	w.lent.in.Reset(w)
+	w.lent.out.Reset(w)
+	*w.in, *w.out = *w.lent.in, *w.lent.out
+}
+
+// giveBack takes them away, when nothing is in them.
+func (w *wire) giveBack() {
+	if w.lent == nil {
+		return
+	}
+	*w.in, *w.out = bufio.Reader{}, bufio.Writer{}
+	w.lent.in.Reset(nil)
+	w.lent.out.Reset(nil)
+	lendings.Put(w.lent)
+	w.lent = nil
 }
 
 // Read reads from the socket.
@@ -63,13 +103,19 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	early, _ := brw.Reader.Peek(brw.Reader.Buffered())
-	h.wire.Conn = c
-	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), h.wire), max(readBuffer, len(early)))
-	if _, err := r.Peek(len(early)); err != nil {
-		_ = c.Close()
-		return nil, nil, err
+	w := h.wire
+	w.Conn, w.in, w.out = c, new(bufio.Reader), new(bufio.Writer)
+	if len(early) > 0 {
+		w.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), w), max(readBuffer, len(early)))
+		w.out = bufio.NewWriterSize(w, controlBuffer)
+		if _, err := w.in.Peek(len(early)); err != nil {
+			_ = c.Close()
+			return nil, nil, err
+		}
+	} else {
+		w.borrow()
 	}
-	return h.wire, bufio.NewReadWriter(r, bufio.NewWriterSize(h.wire, controlBuffer)), nil
+	return w, bufio.NewReadWriter(w.in, w.out), nil
 }
 
 // Unwrap lets response controllers reach the server's writer.
@@ -81,19 +127,30 @@ const (
 	kernelBytes  = 64 << 10
 )
 
+// rawOf is the way to the descriptor under a connection; nil = there is none.
+// plain = what is written to the descriptor is what the connection writes: not
+// so through TLS.
+func rawOf(c net.Conn) (raw syscall.RawConn, plain bool) {
+	plain = true
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c, plain = t.NetConn(), false
+	}
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return nil, false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, false
+	}
+	return raw, plain
+}
+
 // keepWaitingHere lets the kernel take no more than it can soon send, so that
 // what waits for a slow client waits in its queue, where it can still become a
 // hint. Where the option does not exist the kernel takes more.
-func keepWaitingHere(c net.Conn) {
-	sc, ok := c.(syscall.Conn)
-	if !ok {
-		return
-	}
-	rc, err := sc.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = rc.Control(func(fd uintptr) {
+func keepWaitingHere(raw syscall.RawConn) {
+	_ = raw.Control(func(fd uintptr) {
 		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, notSentLowat, kernelBytes)
 	})
 }

@@ -66,7 +66,7 @@ func beginTuned(t testing.TB, tune func(*Gateway), edit ...func(*Config)) *world
 	}
 	w := &world{t: t, routes: memory.New(), key: auth.Key{ID: "k1", Secret: []byte("0123456789abcdef0123456789abcdef")}}
 	w.peers = peer.NewSet(testNode, zap.NewNop(), parity(t)...)
-	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, gate: make(chan struct{})}
+	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, notes: map[string]note{}, gate: make(chan struct{})}
 	close(w.state.gate)
 	v, err := auth.NewVerifier(auth.DefaultConfig(), func() []auth.Key { return []auth.Key{w.key} })
 	if err != nil {
@@ -184,6 +184,8 @@ type fakeState struct {
 	calls   []int // sends of each Submit
 	heads   []*v1.UserHead
 	refused map[string]string // by login: why Admit refuses
+	notes   map[string]note   // by login and device
+	onProve func() error      // called before a claim is noted
 	onAdmit func(n int)       // called with the number of the call
 	admits  int
 }
@@ -236,8 +238,21 @@ func (s *fakeState) Submit(ctx context.Context, r *v1.SubmitRequest) (*v1.Submit
 	return res, nil
 }
 
+// note is what a state role knows of the sessions of a login and device.
+type note struct {
+	epoch uint64
+	why   string // a session with a lower epoch has ended
+}
+
+func noteKey(user string, p *v1.SessionProof) string {
+	return user + "/" + p.GetLoginId() + "/" + p.GetDeviceId()
+}
+
 func (s *fakeState) store(run *v1.Run, x *v1.RunSend, behind bool) *clientv1.SendAck {
 	reason := ""
+	if n := s.notes[noteKey(run.UserId, run.Proof)]; run.Proof != nil && n.epoch > run.Proof.RouteEpoch {
+		return &clientv1.SendAck{Status: clientv1.Ack_ACK_RETRY, Error: protocol.NewError(n.why, "", 0)}
+	}
 	if s.refuse != nil {
 		reason = s.refuse(x)
 	}
@@ -383,6 +398,30 @@ func (d fakeDirectory) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.Revok
 	defer d.s.mu.Unlock()
 	d.s.refused[r.LoginId] = r.Reason
 	return &v1.RevokeResponse{}, nil
+}
+
+func (d fakeDirectory) Prove(_ context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {
+	d.s.mu.Lock()
+	hook := d.s.onProve
+	d.s.mu.Unlock()
+	if hook != nil {
+		if err := hook(); err != nil {
+			return nil, err
+		}
+	}
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	k, epoch := noteKey(r.UserId, r.Session), r.Session.RouteEpoch
+	if have := d.s.notes[k].epoch; r.Rank {
+		epoch = max(epoch, have+1)
+	} else {
+		epoch = max(epoch, have)
+	}
+	d.s.notes[k] = note{epoch, "superseded"}
+	for _, x := range r.Replaced {
+		d.s.notes[noteKey(r.UserId, x)] = note{r.Session.RouteEpoch, "replaced"}
+	}
+	return &v1.ProveResponse{RouteEpoch: epoch}, nil
 }
 
 // routesOf is what the route store says of a user.

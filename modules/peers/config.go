@@ -27,6 +27,8 @@ type Config struct {
 	TLS TLSConfig `mapstructure:"tls"`
 	// Points is the number of points of a node on the ring.
 	Points int `mapstructure:"points" doc:"Points of a node of weight 1 on the rings; the same on all nodes. 100 to 1000, default 160."`
+	// Transport is how calls to other nodes travel; every node answers both ways.
+	Transport string `mapstructure:"transport" doc:"How calls to other nodes travel: pipe, many calls over one connection, or http, each a request of HTTP/2, at three times the processor time. Nodes answer both. Default pipe."`
 	// State and Push name nodes in place of the registry.
 	State string `mapstructure:"state" doc:"Where the state role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`
 	Push  string `mapstructure:"push" doc:"Where the push role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`
@@ -42,7 +44,13 @@ type TLSConfig struct {
 func (c TLSConfig) on() bool { return c != TLSConfig{} }
 
 // DefaultConfig is what an empty section means.
-func DefaultConfig() Config { return Config{Points: ring.DefaultPoints} }
+func DefaultConfig() Config { return Config{Points: ring.DefaultPoints, Transport: transportPipe} }
+
+// The values of Transport.
+const (
+	transportPipe = "pipe"
+	transportHTTP = "http"
+)
 
 // Validate reports every problem at once, each with its key.
 func (c Config) Validate() error {
@@ -57,6 +65,9 @@ func (c Config) Validate() error {
 	}
 	if c.Points < ring.MinPoints || c.Points > ring.MaxPoints {
 		bad("points", "%d is not within %d and %d", c.Points, ring.MinPoints, ring.MaxPoints)
+	}
+	if c.Transport != transportPipe && c.Transport != transportHTTP {
+		bad("transport", "%q is neither pipe nor http", c.Transport)
 	}
 	if t := c.TLS; t.on() && (t.CAFile == "" || t.CertFile == "" || t.KeyFile == "") {
 		bad("tls", "ca_file, cert_file and key_file belong together")

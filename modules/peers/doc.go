@@ -12,7 +12,9 @@
 //   - Only services between roles are mounted on the listener, and on no other
 //     one.
 //   - A call is answered only if it is signed with a key of the cluster, or comes
-//     with a certificate whose roles may make it.
+//     with a certificate whose roles may make it; and only by the process that it
+//     is for. An answer is believed only if it is signed for its call, or comes
+//     from a certificate of the cluster.
 //   - Nothing is sent in the clear to, or accepted from, another machine unless
 //     the configuration says so.
 //
@@ -26,5 +28,5 @@
 // imd_peer_calls_total, imd_peer_call_seconds, imd_peer_retries_total,
 // imd_peer_backups_total, imd_peer_backups_won_total, imd_peer_ejections_total,
 // imd_peer_open_connections, imd_peer_in_flight, imd_peer_budget_tokens,
-// imd_peer_nodes, imd_peer_ejected_nodes.
+// imd_peer_nodes, imd_peer_ejected_nodes, imd_peer_refused_total.
 package peers

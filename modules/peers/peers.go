@@ -21,10 +21,11 @@ import (
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 const (
@@ -58,6 +59,7 @@ type Deps struct {
 	Node     im.NodeID
 	Unshared map[string]string // what roles of this node keep for themselves
 	Names    NamesOpener
+	Trace    *trace.Log // takes spans of calls; nil = none are made
 }
 
 // Peers is the module of one node.
@@ -66,13 +68,19 @@ type Peers struct {
 	Deps
 	ln    net.Listener // nil = nothing is open
 	srv   *http.Server
+	pipes *pipe.Server
 	met   atomic.Bool // those who are needed were there once
 	named []*naming   // roles whose nodes come from a naming service
+
+	refused *prometheus.CounterVec // label: reason
 }
 
 // New makes the module; it opens nothing.
 func New(cfg Config, d Deps) *Peers {
 	p := &Peers{cfg: cfg, Deps: d}
+	if d.Reg != nil {
+		p.refused = newRefused(d.Reg)
+	}
 	if d.Settings != nil && cfg.Listen != "" {
 		d.Settings.Subscribe("peers", p.apply)
 	}
@@ -109,6 +117,7 @@ func (p *Peers) Start(ctx context.Context) error {
 		return errors.Join(err, p.Close())
 	}
 	p.srv = p.server(sec)
+	p.ln = limit(p.ln, p.refused)
 	addr := p.cfg.Advertise
 	if addr == "" {
 		addr = p.ln.Addr().String()
@@ -122,7 +131,7 @@ func (p *Peers) security() (peer.Security, error) {
 	warn := func(err error) {
 		p.Log.Warn("a file that proves this node to others is bad; the last good one stays in force", obs.Err(err))
 	}
-	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext}
+	sec := peer.Security{AllowPlaintext: p.cfg.AllowPlaintext, HTTP: p.cfg.Transport == transportHTTP}
 	if t := p.cfg.TLS; t.on() {
 		var err error
 		sec.Certs, err = seal.Load(seal.Files{CA: t.CAFile, Cert: t.CertFile, Key: t.KeyFile}, p.Cluster, time.Now, warn)
@@ -156,7 +165,7 @@ func (p *Peers) security() (peer.Security, error) {
 // server answers the calls of other nodes.
 func (p *Peers) server(sec peer.Security) *http.Server {
 	calls := rpc.NewServer(rpc.Options{
-		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), MaxRequest: maxRequest, MaxInFlight: maxInFlight,
+		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), Trace: p.Trace, MaxRequest: maxRequest, MaxInFlight: maxInFlight,
 		Timeout: func(connect.Spec) time.Duration { return peer.CallTimeout },
 		Class: func(s connect.Spec) balance.Class {
 			m, _ := peer.MethodOf(s.Procedure)
@@ -165,21 +174,10 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	})
 	p.Set.Register(calls.Connect())
 	mux := http.NewServeMux()
-	check := proof(sec)
-	calls.Mount(mux.Handle, func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyLimit)) // not every writer can
-			if err := check(r); err != nil {
-				var e seal.ErrProof
-				if !errors.As(err, &e) {
-					e = "the request cannot be read"
-				}
-				rpc.WriteError(w, r, http.StatusUnauthorized, im.Errorf(clientv1.Reason_REASON_BAD_TOKEN, "peers.Auth", "%s", e))
-				return
-			}
-			next.ServeHTTP(w, r)
-		})
-	})
+	d := p.door(sec)
+	calls.Mount(mux.Handle, d.wrap)
+	p.pipes = pipe.NewServer(d.pipes(calls.Connect(), sec))
+	mux.Handle(pipe.Path, p.pipes)
 	srv := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, Protocols: &http.Protocols{},
 		HTTP2: &http.HTTP2Config{
@@ -188,6 +186,7 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 		},
 		ErrorLog: zap.NewStdLog(p.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
 	}
+	srv.Protocols.SetHTTP1(true) // pipes begin there
 	if sec.Certs != nil {
 		srv.Protocols.SetHTTP2(true)
 		srv.TLSConfig = sec.Certs.Server()
@@ -195,14 +194,6 @@ func (p *Peers) server(sec peer.Security) *http.Server {
 	}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	return srv
-}
-
-// proof is what each request must pass.
-func proof(sec peer.Security) func(*http.Request) error {
-	if sec.Certs != nil {
-		return sec.Certs.Allowed
-	}
-	return seal.NewVerifier(sec.Keys, time.Now, maxRequest).Check
 }
 
 // Run answers, follows the cluster and probes until ctx is done.
@@ -240,6 +231,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	}
 	sctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer stop()
+	work.Go(func() { p.pipes.Shutdown(sctx) })
 	if p.srv.Shutdown(sctx) != nil {
 		_ = p.srv.Close() // who still waits is cut off
 	}
@@ -352,7 +344,11 @@ func (p *Peers) ready(context.Context) module.Status {
 		p.met.Store(true)
 		return module.Status{Ready: true}
 	}
-	return module.Status{Ready: p.met.Load(), Degraded: true, Reason: "no state node can be reached"}
+	reason := "no state node can be reached"
+	if why := p.Set.Trouble("state"); why != "" {
+		reason += ": " + why
+	}
+	return module.Status{Ready: p.met.Load(), Degraded: true, Reason: reason}
 }
 
 // Drain does nothing: others still call what is left here.

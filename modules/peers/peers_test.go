@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -93,12 +95,100 @@ func TestOnlyNodesOfTheClusterAreAnswered(t *testing.T) {
 	if err := call(t, n, secretA, DefaultConfig()); err != nil {
 		t.Error(err)
 	}
-	if err := call(t, n, secretB, DefaultConfig()); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_TOKEN {
+	if err := call(t, n, secretB, DefaultConfig()); !distrusted(err, "not made with a key of this cluster") {
 		t.Errorf("another cluster: %v", err)
+	}
+	other := *n // another process has come to the address since
+	deps := n.Deps
+	deps.BootID = "boot-before"
+	other.Peers = &Peers{Deps: deps}
+	if err := call(t, &other, secretA, DefaultConfig()); !distrusted(err, "another process is at this address") {
+		t.Errorf("another process: %v", err)
+	}
+	for _, reason := range []string{"key", "process"} {
+		if got := testutil.ToFloat64(n.refused.WithLabelValues(reason)); got != 1 {
+			t.Errorf("refused for %s: %v", reason, got)
+		}
 	}
 	if err := call(t, n, "", DefaultConfig()); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
 		t.Errorf("before the secret is known: %v", err)
 	}
+}
+
+// distrusted reports whether err is what callers get of nodes that do not believe
+// each other: a reason to try again, whose cause has the words.
+func distrusted(err error, words string) bool {
+	var cause seal.ErrPeer
+	return im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE && errors.As(err, &cause) && strings.Contains(cause.Error(), words)
+}
+
+// Who is not let in is told so, and who asks for readiness too.
+func TestAWrongKeyIsNamed(t *testing.T) {
+	n := launch(t, "s1", secretA, DefaultConfig(), func(d *Deps) { d.Roles = []string{"state"} })
+	g := launch(t, "g1", secretB, DefaultConfig(), func(d *Deps) { d.Roles = []string{"gateway"} })
+	g.set.Update(&control.View{Nodes: []control.Node{n.record()}})
+	for end := time.Now().Add(testenv.Patience); ; time.Sleep(10 * time.Millisecond) { // probes run every 50 ms
+		s := g.ready(t.Context())
+		if !s.Ready && strings.Contains(s.Reason, "s1: the node refuses this one: the proof is not made with a key of this cluster") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v", s)
+		}
+	}
+}
+
+// A stranger cannot take all connections.
+func TestConnectionsAreBounded(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limit(ln, newRefused(prometheus.NewRegistry())).(*limited)
+	defer l.Close()
+	l.from["127.0.0.1"], l.open = maxFromAddress-1, maxFromAddress-1
+	accepted := make(chan net.Conn)
+	go func() {
+		defer close(accepted)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	dial()
+	first := <-accepted
+	second := dial()
+	_ = second.SetReadDeadline(time.Now().Add(testenv.Patience))
+	if _, err := second.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+		t.Errorf("one too many is not closed: %v", err)
+	}
+	_ = first.Close()
+	_ = first.Close()
+	dial()
+	_ = (<-accepted).Close()
+	_ = l.Close()
+	if <-accepted != nil || l.open != maxFromAddress-1 || l.from["127.0.0.1"] != maxFromAddress-1 {
+		t.Errorf("%d are counted, %v", l.open, l.from)
+	}
+	if got := testutil.ToFloat64(l.refused.WithLabelValues("connections")); got != 1 {
+		t.Errorf("%v were refused", got)
+	}
+}
+
+func isTimeout(err error) bool {
+	var e net.Error
+	return errors.As(err, &e) && e.Timeout()
 }
 
 func keyFile(t *testing.T, keys ...string) string {
@@ -157,7 +247,7 @@ func TestCertificates(t *testing.T) {
 	}
 	caller := launch(t, "g", "", withTLS(ca.Issue(t, "imd", "gateway")), func(d *Deps) { d.Roles = []string{"gateway"} })
 	caller.set.Update(&control.View{Nodes: []control.Node{n.record()}})
-	if _, err := caller.set.Push().Fanout(t.Context(), &v1.FanoutRequest{}); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_TOKEN {
+	if _, err := caller.set.Push().Fanout(t.Context(), &v1.FanoutRequest{}); !distrusted(err, "may not call this") {
 		t.Errorf("a gateway calls push: %v", err)
 	}
 	p := New(withTLS(ca.Issue(t, "imd", "push")), Deps{Log: zap.NewNop(), Roles: []string{"push", "gateway"}, Cluster: "imd", Control: &control.Handle{}})

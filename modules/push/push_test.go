@@ -81,9 +81,9 @@ func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverRespo
 	g.w.mu.Lock()
 	defer g.w.mu.Unlock()
 	g.w.calls++
-	g.w.got[g.node] = append(g.w.got[g.node], r.Deliveries...)
 	res := &v1.DeliverResponse{}
 	for _, d := range r.Deliveries {
+		g.w.got[g.node] = append(g.w.got[g.node], single(d)...)
 		for _, id := range d.SessionIds {
 			if g.w.gone[id] {
 				res.NotHere = append(res.NotHere, id)
@@ -91,6 +91,15 @@ func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverRespo
 		}
 	}
 	return res, nil
+}
+
+// single takes a delivery apart into one for each frame.
+func single(d *v1.Delivery) (out []*v1.Delivery) {
+	for _, f := range append([]*v1.Delivery{d}, d.Following...) {
+		ids := slices.DeleteFunc(slices.Clone(d.SessionIds), func(id string) bool { return id == f.ExcludeSessionId })
+		out = append(out, &v1.Delivery{ConversationId: d.ConversationId, Seq: f.Seq, Frame: f.Frame, SessionIds: ids, Acked: f.Acked, CommitNs: f.CommitNs})
+	}
+	return out
 }
 
 func newWorld() *world {
@@ -213,6 +222,58 @@ func TestWhoGetsAnItem(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What comes together goes out together, and everyone gets what one alone would.
+func TestEntriesThatCameTogetherGoToTheRightSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.join("g_1", 7, "ann", "bob", "carl", "dan")
+		w.members["g_1"].Members[3].Start = 6 // dan came with the entry 6
+		for s, u := range map[string]string{"a1": "ann", "a2": "ann", "b1": "bob", "c1": "carl", "d1": "dan"} {
+			w.online(u, "n1", s)
+		}
+		var items []*v1.FanoutItem
+		for seq := range int64(20) {
+			it := entry("g_1", seq+1)
+			it.MemberVersion = 7
+			it.ExcludeSession = []string{"a1", "b1", "a1", "d1"}[seq%4]
+			items = append(items, it)
+		}
+		items[10].AlsoUserIds = []string{"eve"} // goes alone
+		w.online("eve", "n1", "e1")
+		items = slices.Insert(items, 15, &v1.FanoutItem{ConversationId: "g_1", MemberVersion: 7, OnlyUserIds: []string{"bob"},
+			What: &v1.FanoutItem_Receipt{Receipt: &clientv1.Receipt{}}})
+		w.run(t, DefaultConfig(), func(p *Push) {
+			put(t, p, items[0]) // holds the conversation while the others gather
+			put(t, p, items[1:]...)
+		})
+		got := map[string][]int64{}
+		for _, d := range w.got["n1"] {
+			for _, id := range d.SessionIds {
+				got[id] = append(got[id], d.Seq)
+			}
+		}
+		for _, id := range []string{"a1", "a2", "b1", "c1", "d1", "e1"} {
+			var want []int64
+			for _, it := range items {
+				e := it.GetEntry()
+				switch {
+				case e == nil && id == "b1":
+					want = append(want, 0)
+				case e == nil, it.ExcludeSession == id, id == "d1" && e.Seq <= 6, id == "e1" && e.Seq != 11:
+				default:
+					want = append(want, e.Seq)
+				}
+			}
+			if !slices.Equal(got[id], want) {
+				t.Errorf("%s got %v, want %v", id, got[id], want)
+			}
+		}
+		if w.calls > 5 {
+			t.Errorf("%d calls for 21 items", w.calls)
+		}
+	})
 }
 
 func TestAChangedMembershipIsReadAgain(t *testing.T) {

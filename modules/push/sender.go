@@ -19,12 +19,11 @@ const (
 	// shards is how many Deliver calls one gateway gets at once; a conversation
 	// belongs to one shard.
 	shards = 4
-	// maxCall is the most deliveries in one call, and maxCallBytes where a call
-	// ends.
+	// maxCall is the most frames in one call, and maxCallBytes where a call ends.
 	maxCall      = 256
 	maxCallBytes = 1 << 20
-	// maxWaiting is how many deliveries may wait for one (shard, gateway); the
-	// oldest are dropped beyond it.
+	// maxWaiting is how many frames may wait for one (shard, gateway); the oldest
+	// are dropped beyond it.
 	maxWaiting = 8192
 )
 
@@ -49,6 +48,7 @@ type outletKey struct {
 type outlet struct {
 	key     outletKey
 	waiting []parcel
+	frames  int  // of those that wait
 	busy    bool // a goroutine sends for it
 }
 
@@ -56,6 +56,22 @@ type outlet struct {
 type parcel struct {
 	*v1.Delivery
 	routes []store.Route
+	frames int
+	bytes  int
+}
+
+// newParcel addresses the frames of a delivery without sessions, which several
+// parcels may share.
+func newParcel(d *v1.Delivery, ids []string, routes []store.Route) parcel {
+	p := parcel{
+		Delivery: &v1.Delivery{ConversationId: d.ConversationId, Seq: d.Seq, Frame: d.Frame, SessionIds: ids, Acked: d.Acked,
+			CommitNs: d.CommitNs, ExcludeSessionId: d.ExcludeSessionId, Following: d.Following, Traceparent: d.Traceparent},
+		routes: routes, frames: 1 + len(d.Following), bytes: len(d.Frame) + 32*len(ids),
+	}
+	for _, f := range d.Following {
+		p.bytes += len(f.Frame) + 32
+	}
+	return p
 }
 
 func newSenders(d Deps, m *metrics) *senders {
@@ -72,12 +88,14 @@ func (s *senders) add(ctx context.Context, node im.NodeID, d parcel) {
 		o = &outlet{key: k}
 		s.outlets[k] = o
 	}
-	if len(o.waiting) == maxWaiting {
+	for len(o.waiting) > 0 && o.frames+d.frames > maxWaiting {
+		s.m.dropped.WithLabelValues("gateway").Add(float64(o.waiting[0].frames))
+		o.frames -= o.waiting[0].frames
 		o.waiting = o.waiting[1:]
 		s.waiting--
-		s.m.dropped.WithLabelValues("gateway").Inc()
 	}
 	o.waiting = append(o.waiting, d)
+	o.frames += d.frames
 	s.waiting++
 	start := !o.busy
 	o.busy = true
@@ -116,7 +134,7 @@ func (s *senders) run(ctx context.Context) {
 func (s *senders) empty(ctx context.Context, o *outlet) {
 	for {
 		s.mu.Lock()
-		n := callSize(o.waiting)
+		n, frames := callSize(o.waiting)
 		if n == 0 || ctx.Err() != nil {
 			s.waiting -= len(o.waiting)
 			delete(s.outlets, o.key)
@@ -125,6 +143,7 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 		}
 		call := o.waiting[:n:n]
 		o.waiting = o.waiting[n:]
+		o.frames -= frames
 		s.mu.Unlock()
 		s.deliver(ctx, o.key.node, call)
 		s.mu.Lock()
@@ -140,26 +159,35 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, 
 	}
 	now, records := time.Now(), make([]trace.Record, 0, len(ds))
 	for _, d := range ds {
-		if d.Acked {
-			records = append(records, trace.Record{Stage: trace.Delivered, Conv: trace.Conv(d.ConversationId), Seq: d.Seq, At: now, Took: now.Sub(began),
-				Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+		conv := trace.Conv(d.ConversationId)
+		note := func(f *v1.Delivery) {
+			if f.Acked {
+				from := trace.Carried(f.Traceparent)
+				records = append(records, trace.Record{Stage: trace.Delivered, Conv: conv, Seq: f.Seq, At: now, Took: now.Sub(began),
+					Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil, Trace: from.Child(), Parent: from})
+			}
+		}
+		note(d)
+		for _, f := range d.Following {
+			note(f)
 		}
 	}
 	s.d.Trace.Add(records...)
 }
 
-// callSize is how many of the waiting deliveries go into one call.
-func callSize(waiting []parcel) int {
-	n, bytes := 0, 0
-	for n < len(waiting) && n < maxCall {
-		d := waiting[n]
-		bytes += len(d.Frame) + 32*len(d.SessionIds)
-		if n > 0 && bytes > maxCallBytes {
+// callSize is how many of the waiting deliveries go into one call, and how many
+// frames they have.
+func callSize(waiting []parcel) (n, frames int) {
+	bytes := 0
+	for _, d := range waiting {
+		bytes += d.bytes
+		if n > 0 && (frames+d.frames > maxCall || bytes > maxCallBytes) {
 			break
 		}
 		n++
+		frames += d.frames
 	}
-	return n
+	return n, frames
 }
 
 func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
@@ -177,7 +205,11 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 	}
 	s.delivered(node, req.Deliveries, began, err)
 	if err != nil {
-		s.m.dropped.WithLabelValues("gateway").Add(float64(len(ds)))
+		frames := 0
+		for _, d := range ds {
+			frames += d.frames
+		}
+		s.m.dropped.WithLabelValues("gateway").Add(float64(frames))
 		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",
 			obs.Peer(string(node)), obs.Err(err))
 		return

@@ -27,6 +27,8 @@ const (
 	maxKeys = 1024
 	// tokenLifetime is the longest a token may be valid.
 	tokenLifetime = 24 * time.Hour
+	// maxReplaced is how many sessions one claim may replace.
+	maxReplaced = 1000
 	// kickTimeout bounds the calls that end sessions.
 	kickTimeout = 800 * time.Millisecond
 	// kickPause is how long to wait before the second of them; then twice as long.
@@ -168,6 +170,43 @@ func (d Directory) Revoke(ctx context.Context, req *v1.RevokeRequest) (*v1.Revok
 	}
 	c.kick(ctx, &v1.KickRequest{UserId: req.UserId, LoginId: req.LoginId, Reason: im.ReasonName(reason)})
 	return &v1.RevokeResponse{}, nil
+}
+
+// Prove notes which session of a login and device may send; see DirectoryService.
+func (d Directory) Prove(ctx context.Context, req *v1.ProveRequest) (*v1.ProveResponse, error) {
+	const op = "directory.Prove"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	if req.Session == nil || len(req.Replaced) > maxReplaced {
+		return nil, badRequest(op, "a session and at most %d replaced ones are named", maxReplaced)
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	// A session may live a little longer than its token, and be told so late.
+	claim := store.SessionClaim{User: im.UserID(req.UserId), Session: *proofOf(req.Session), Rank: req.Rank, Until: time.Now().Add(2 * tokenLifetime)}
+	for _, r := range req.Replaced {
+		claim.Replaced = append(claim.Replaced, *proofOf(r))
+	}
+	var epoch uint64
+	err = settleCall(ctx, func() (err error) {
+		epoch, err = c.store.ProveSession(ctx, claim)
+		return err
+	})
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	return &v1.ProveResponse{RouteEpoch: epoch}, nil
+}
+
+// proofOf is a proof as the store has it; nil = none.
+func proofOf(p *v1.SessionProof) *store.SessionProof {
+	if p == nil {
+		return nil
+	}
+	return &store.SessionProof{Login: im.LoginID(p.LoginId), Device: im.DeviceID(p.DeviceId), Epoch: p.RouteEpoch}
 }
 
 // kick ends sessions on every gateway at once. A gateway that does not answer

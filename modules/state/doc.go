@@ -20,6 +20,8 @@
 //   - Each send of a call is answered exactly once, within 1.2 s.
 //   - A send is never stored before an earlier one of its run that was refused
 //     as retryable.
+//   - Of a session that carries its rank nothing is stored once a newer one has
+//     been noted; it is told ACK_RETRY, as nothing is decided about the message.
 //   - A conversation that somebody else holds in the store leaves its batch; the
 //     others of the lane go on, and sends to it are told when to come again.
 //   - A batch of unknown outcome runs again, unchanged and before anything else

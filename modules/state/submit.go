@@ -162,7 +162,7 @@ func (c *call) answer(run, send int, v lane.Verdict) {
 		a.Status, a.ConversationId = clientv1.Ack_ACK_OK, r.ConversationId
 		a.MessageId, a.Seq, a.PrevSeq = int64(v.Result.MessageID), int64(v.Result.Seq), int64(v.Result.PrevSeq)
 		a.ServerTimeMs, a.Duplicate = v.Result.ServerTime.UnixMilli(), v.Duplicate
-	case im.Retryable(v.Err):
+	case im.Retryable(v.Err), displaced(v.Err): // of the message nothing is decided
 		a.Status, a.Error = clientv1.Ack_ACK_RETRY, im.Wire(v.Err)
 	default:
 		a.Status, a.Error = clientv1.Ack_ACK_FAIL, im.Wire(v.Err)
@@ -171,6 +171,11 @@ func (c *call) answer(run, send int, v lane.Verdict) {
 	if c.left.Add(-1) == 0 {
 		close(c.done)
 	}
+}
+
+// displaced says that the session may not send any more, whatever it is.
+func displaced(err *im.Error) bool {
+	return err.Reason == clientv1.Reason_REASON_SUPERSEDED || err.Reason == clientv1.Reason_REASON_REPLACED
 }
 
 // count counts the answers.
@@ -243,7 +248,8 @@ func (c *core) row(r *v1.Run, send *v1.RunSend) (lane.Send, *im.Error) {
 		Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: content, Countable: true,
 	}
 	copy(row.BodyHash[:], send.BodyHash)
-	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead}, nil
+	row.Proof = proofOf(r.Proof)
+	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead, Traceparent: send.Traceparent}, nil
 }
 
 func badRequest(op, format string, args ...any) *im.Error {

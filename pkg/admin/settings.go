@@ -45,7 +45,7 @@ func (s settingsService) ListSettings(_ context.Context, r *adminv1.ListSettings
 	for _, key := range keys {
 		d, err := live.Registry().Find(key)
 		if err != nil {
-			return nil, badRequest("%v", err)
+			return nil, im.Errorf(clientv1.Reason_REASON_NOT_FOUND, "admin.ListSettings", "%v", err)
 		}
 		out.Settings = append(out.Settings, s.message(d, state, snap))
 	}
@@ -181,7 +181,7 @@ func (s settingsService) documents() (settings.Documents, error) {
 
 func (s settingsService) history(ctx context.Context, section string) ([]settings.Past, error) {
 	if !slices.Contains(s.sections(), section) {
-		return nil, badRequest("there is no section %.64q; sections are %s", section, strings.Join(s.sections(), ", "))
+		return nil, im.Errorf(clientv1.Reason_REASON_NOT_FOUND, "admin", "there is no section %.64q; sections are %s", section, strings.Join(s.sections(), ", "))
 	}
 	docs, err := s.documents()
 	if err != nil {

@@ -273,6 +273,26 @@ func TestSecretFromFile(t *testing.T) {
 	}
 }
 
+// A file that others can read holds no secret any more.
+func TestSecretsAreForTheOwnerAlone(t *testing.T) {
+	for mode, want := range map[os.FileMode]bool{0o600: true, 0o400: true, 0o640: os.Getuid() == 0, 0o644: false, 0o604: false, 0o660: false} {
+		file := filepath.Join(t.TempDir(), "pw")
+		if err := os.WriteFile(file, []byte("hunter22\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := schema(t).Load(config.Inputs{Environ: []string{"IMD_GATEWAY_PASSWORD_FILE=" + file}})
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "chmod 600") {
+			t.Errorf("%04o: %v", mode, err)
+		}
+		if _, err := schema(t).Load(config.Inputs{Environ: []string{"IMD_GATEWAY_PASSWORD_FILE=pw", "CREDENTIALS_DIRECTORY=" + filepath.Dir(file)}}); err != nil {
+			t.Errorf("a credential with %04o: %v", mode, err)
+		}
+	}
+}
+
 func TestSecretIsMasked(t *testing.T) {
 	s := config.Secret("hunter22")
 	js, err := json.Marshal(map[string]any{"s": s, "in": struct{ P config.Secret }{s}})

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -174,11 +175,19 @@ func readBounded(path string) ([]byte, error) {
 
 // readSecret reads the file of a _file key; the newline at its end is not part
 // of the secret.
+//
+// Others than the owner must not read it, but for the group if root is the owner,
+// which is how secrets are handed to a process that must not change them. The
+// folder of credentials is guarded as a whole.
 func readSecret(path, credentials string) (Secret, error) {
+	given := false
 	if credentials != "" && !strings.ContainsRune(path, filepath.Separator) {
 		if in := filepath.Join(credentials, path); fileExists(in) {
-			path = in
+			path, given = in, true
 		}
+	}
+	if info, err := os.Stat(path); err == nil && !given && readByOthers(info) {
+		return "", fmt.Errorf("%s can be read by others (mode %04o); chmod 600 it", path, info.Mode().Perm())
 	}
 	data, err := readBounded(path)
 	if err != nil {
@@ -189,6 +198,15 @@ func readSecret(path, credentials string) (Secret, error) {
 		return "", fmt.Errorf("%s is empty", path)
 	}
 	return Secret(text), nil
+}
+
+// readByOthers reports whether more can open the file than may know a secret.
+func readByOthers(info fs.FileInfo) bool {
+	forbidden := fs.FileMode(0o077)
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && s.Uid == 0 {
+		forbidden = 0o037
+	}
+	return info.Mode().IsRegular() && info.Mode().Perm()&forbidden != 0
 }
 
 func fileExists(path string) bool {

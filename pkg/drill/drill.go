@@ -505,7 +505,7 @@ func (d *drill) begin(e Event) {
 
 // aside is how the history tells that clients must not feel a fault.
 func (e Event) aside() string {
-	if traitOf(e.Kind).area == etcds {
+	if t := traitOf(e.Kind); t.area == etcds || t.area == caches && len(t.also) == 0 {
 		return history.Aside
 	}
 	return ""

@@ -59,6 +59,8 @@ const (
 	ReleaseAnySession     Defect = "release-any-session"     // the clean-up of a connection removes the route of its successor too
 	EpochWithoutTime      Defect = "epoch-without-time"      // route epochs begin again when the route store has forgotten them
 	AbsenceCached         Defect = "absence-cached"          // that a user has no route is remembered
+	ParkBuffered          Defect = "park-buffered"           // a connection is parked with bytes in its buffer
+	UnboundedQueue        Defect = "unbounded-queue"         // nothing bounds what waits for a connection
 )
 
 // Action is what a rule does.

@@ -19,6 +19,12 @@
 //	leader.log       claims and effects of leaders, in the order in which the store decided
 //	ids.log          ids that nodes made
 //
+// and, if it was looked at who is where:
+//
+//	sessions.log     logins of users of whom only one may be in, and their ends
+//	routes.log       calls to a route store
+//	presence.log     who was seen online
+//
 // What a recorder owes the judge:
 //
 //   - An Invoke carries a time from before the send leaves, a Return one from

@@ -27,7 +27,46 @@ const (
 	Made    Kind = "made"    // ids: User made the id MID
 	Node    Kind = "node"    // control: what became of the process Entry of the node User; Reason says it
 	Etcd    Kind = "etcd"    // control: how etcd is from now on; Reason says it
+	Ring    Kind = "ring"    // control: User has a ring of state nodes with the version N in use
 	Put     Kind = "put"     // control: the settings N were written, between T and To; Ack ok, fail or unknown; Reason bad = they must be refused
+)
+
+// The kinds of records about who is where.
+const (
+	// Login is in sessions: the session Entry of the login Name said hello at To, and at T
+	// it was let in (Ack ok), refused (fail), or nobody knows (unknown).
+	Login Kind = "login"
+	// Logout is in sessions: the session Entry ended, for Reason; Stop = its device wanted it.
+	Logout Kind = "logout"
+	// Route is in routes: a call to a route store about User, from T to To (0 = nobody knows),
+	// under the policy that a new login ends all others. Name says what was asked. Entry, Sender and Device are the session, the login and the
+	// device that it was about, N the route epoch that it named, Prev the highest one that the
+	// caller had seen. Ack ok = answered: with the route epoch Seq, the standing Reason, Dup =
+	// it was there, and in Hash sessions, sorted: those found, or those superseded, a bar, and those
+	// replaced. A Forget is about all users.
+	Route Kind = "route"
+	// Sight is in presence: Device sees User online or, with Stop, offline; Ack unknown = it cannot
+	// tell.
+	Sight Kind = "sight"
+)
+
+// The names of Route records.
+const (
+	RouteClaim   = "claim"
+	RouteRefresh = "refresh"
+	RouteRelease = "release"
+	RouteLookup  = "lookup"
+	RouteForget  = "forget" // the store lost everything; Reason slow = and its clock has gone back
+)
+
+// ClockSlow is the reason of a RouteForget after which the clock is behind.
+const ClockSlow = "slow"
+
+// The reasons of a Logout that say more than that the session is over.
+const (
+	Replaced   = "replaced"   // another login came
+	Superseded = "superseded" // a newer session of the same login and device came
+	Killed     = "killed"     // the process that held it was killed
 )
 
 // The reasons of a Node record.

@@ -30,6 +30,7 @@ func (l *Lane) result(now time.Time, ev Result) {
 	case ev.Err == nil:
 		l.aways = 0
 		l.measure(len(w.rows), ev.Took)
+		l.rest(now, w.rows, ev.Took)
 		l.answered(now, w, ev.Results)
 	default:
 		l.failed(w, ev.Err)
@@ -136,11 +137,21 @@ func (l *Lane) stored(row *pendingRow, res store.AppendResult) {
 	l.finish(row)
 }
 
+// failRow gives a row its final answer. One that is about the session that sent it
+// is not for those of other sessions who wait for the same row: they may send it
+// again.
 func (l *Lane) failRow(row *pendingRow, err *im.Error) {
+	displaced := err.Reason == clientv1.Reason_REASON_SUPERSEDED || err.Reason == clientv1.Reason_REASON_REPLACED
 	for _, w := range row.waiters {
+		if displaced && !sameProof(w.run.Sends[w.at].Row.Proof, row.Row.Proof) {
+			l.refuse(w.run, w.at, errAway())
+			continue
+		}
 		l.answerOne(w, Verdict{Err: err})
 	}
 }
+
+func sameProof(a, b *store.SessionProof) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // changed takes the outcome of a change.
 func (l *Lane) changed(r *Run, ev Result) {

@@ -19,6 +19,7 @@ var (
 	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
 	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                                       = method("directory.Revoke")
+	directoryProve                                        = method("directory.Prove")
 	directoryPutKey, directoryKeys                        = method("directory.PutKey"), method("directory.Keys")
 	pushFanout, gatewayDeliver, gatewayKick, gatewayProbe = method("push.Fanout"), method("gateway.Deliver"), method("gateway.Kick"), method("gateway.Probe")
 	peerCheck                                             = method("peer.Check")
@@ -167,6 +168,10 @@ func (c directoryClient) Admit(ctx context.Context, r *v1.AdmitRequest) (*v1.Adm
 
 func (c directoryClient) Revoke(ctx context.Context, r *v1.RevokeRequest) (*v1.RevokeResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directoryRevoke, r.UserId, directoryHandler.Revoke, r)
+}
+
+func (c directoryClient) Prove(ctx context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryProve, r.UserId, directoryHandler.Prove, r)
 }
 
 func (c directoryClient) PutKey(ctx context.Context, r *v1.PutKeyRequest) (*v1.PutKeyResponse, error) {

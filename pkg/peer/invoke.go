@@ -10,6 +10,8 @@ import (
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/peer/seal"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -115,11 +117,11 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer[Res], 2) // one slot for each attempt: a late one never blocks
-	attempt := func(p *place, backup bool) {
+	try := func(p *place, backup bool) {
 		res, err := once(ctx, s, v, m, p, f, req)
 		answers <- answer[Res]{res, err, backup}
 	}
-	go attempt(p, false)
+	go try(p, false)
 	due := time.NewTimer(v.group.hedgeDelay(m, time.Now()))
 	defer due.Stop()
 	for out := 1; ; {
@@ -139,7 +141,7 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 			}
 			s.metrics.backup(m)
 			out++
-			go attempt(q, true)
+			go try(q, true)
 		}
 	}
 }
@@ -151,39 +153,56 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	}
 	actx, cancel := context.WithTimeout(ctx, AttemptTimeout)
 	defer cancel()
+	parent := trace.From(ctx)
+	here := parent.Child()
+	actx = trace.With(actx, here)
 	begin := time.Now()
 	p.remote.begin()
 	res, err := f(v.at(p.remote), actx, req)
 	p.remote.end()
 	took := time.Since(begin)
 	o := outcome(ctx, err)
+	p.remote.learn(o, err)
 	if v.group.report(p, m, o, took, time.Now()) {
 		s.ejected(v.group, p, err)
 	}
 	s.metrics.answered(p, m, took, err)
+	if here.Sampled() {
+		s.trace.Span(attempt(p, m, here, parent, begin, took, err))
+	}
 	if err != nil {
-		return nil, im.FromConnect(m.Name, err)
+		return nil, failed(m.Name, err)
 	}
 	return res, nil
+}
+
+// failed is what callers get to know of an attempt that failed. That two nodes do
+// not believe each other is nothing that a client's token could change.
+func failed(op string, err error) error {
+	var distrust seal.ErrPeer
+	if errors.As(err, &distrust) {
+		return &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: op, Msg: "two nodes of the cluster do not believe each other", Err: err}
+	}
+	return im.FromConnect(op, err)
 }
 
 // outcome is what an attempt says about its node. ctx is that of the caller.
 func outcome(ctx context.Context, err error) balance.Outcome {
 	var dial *net.OpError
+	var distrust seal.ErrPeer
 	switch {
 	case err == nil:
 		return balance.OK
 	case errors.Is(ctx.Err(), context.Canceled):
 		return balance.Gone
-	case errors.As(err, &dial) && dial.Op == "dial":
+	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &distrust):
 		return balance.Unreachable
 	}
 	e := im.FromConnect("", err)
 	if e.Err != nil { // not from the other side's program
 		return balance.Failed
 	}
-	switch e.Reason {
-	case clientv1.Reason_REASON_UNAVAILABLE, clientv1.Reason_REASON_BAD_TOKEN:
+	if e.Reason == clientv1.Reason_REASON_UNAVAILABLE {
 		return balance.Failed
 	}
 	return balance.OK // it is busy, or refuses for a reason of its own

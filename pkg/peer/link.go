@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ const (
 	probeEvery = 5 * time.Second
 	// probeTick is how often it is looked who is to be asked.
 	probeTick = 50 * time.Millisecond
+	// maxTold is of how many nodes it is told why they cannot be reached.
+	maxTold = 3
 )
 
 // Link is what calls to other processes need.
@@ -138,6 +141,27 @@ func (s *Set) Reaches(role string) bool {
 	return false
 }
 
+// Trouble says of a role why its nodes cannot be reached, as far as calls and
+// probes tell; "" = they tell nothing.
+func (s *Set) Trouble(role string) string {
+	var all []string
+	for _, g := range s.groups() {
+		if g.role != role {
+			continue
+		}
+		g.mu.Lock()
+		for _, p := range g.places {
+			if p.remote != nil {
+				if why := p.remote.ails(); why != "" {
+					all = append(all, p.id()+": "+why)
+				}
+			}
+		}
+		g.mu.Unlock()
+	}
+	return strings.Join(all[:min(len(all), maxTold)], "; ")
+}
+
 func (g *group) answers() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -220,7 +244,9 @@ func (s *Set) probe(ctx context.Context, g *group, p *place) {
 	begin := time.Now()
 	_, err := p.remote.peer.Check(pctx, &v1.CheckRequest{Role: g.role})
 	took := time.Since(begin)
-	if g.report(p, peerCheck, outcome(ctx, err), took, time.Now()) {
+	o := outcome(ctx, err)
+	p.remote.learn(o, err)
+	if g.report(p, peerCheck, o, took, time.Now()) {
 		s.ejected(g, p, err)
 	}
 	s.metrics.answered(p, peerCheck, took, err)

@@ -33,6 +33,7 @@ type PeerReport struct {
 	Version  string   `json:"version,omitempty"`
 	InFlight int64    `json:"in_flight"`
 	Open     int64    `json:"open_connections"`
+	Trouble  string   `json:"trouble,omitempty"` // why the last call or probe failed
 }
 
 // RoleReport is the nodes that get the calls of a role.
@@ -71,7 +72,7 @@ func (s *Set) Report() Report {
 			n := o.node
 			r.Peers = append(r.Peers, PeerReport{
 				ID: o.id(), BootID: n.BootID, Address: n.Internal, Roles: n.Roles, State: string(n.State), Zone: n.Zone, Version: n.Version,
-				InFlight: o.remote.inFlight.Load(), Open: o.remote.open.Load(),
+				InFlight: o.remote.inFlight.Load(), Open: o.remote.open.Load(), Trouble: o.remote.ails(),
 			})
 		}
 	}
@@ -206,8 +207,8 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 <style>body{font:14px system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}</style>
 <p><a href="/statusz/peers">peers</a> <a href="/statusz/ring?role=state">ring of state</a> <a href="/statusz/ring?role=push">ring of push</a></p>{{end}}
 {{define "peers"}}{{template "head" "peers"}}<h1>Peers of {{.Node}}</h1>
-<table><tr><th>node<th>address<th>roles<th>state<th>zone<th>in flight<th>connections
-{{range .Peers}}<tr><td>{{.ID}}<td>{{.Address}}<td>{{words .Roles}}<td>{{.State}}<td>{{.Zone}}<td>{{.InFlight}}<td>{{.Open}}{{else}}<tr><td colspan="7">none{{end}}</table>
+<table><tr><th>node<th>address<th>roles<th>state<th>zone<th>in flight<th>connections<th>trouble
+{{range .Peers}}<tr><td>{{.ID}}<td>{{.Address}}<td>{{words .Roles}}<td>{{.State}}<td>{{.Zone}}<td>{{.InFlight}}<td>{{.Open}}<td>{{.Trouble}}{{else}}<tr><td colspan="8">none{{end}}</table>
 {{range .Roles}}<h2>{{.Role}}</h2><p>budget {{ms .Budget}}, ejections {{.Ejected}}, returns {{.Returned}}, forbidden {{.Spared}}</p>
 <table><tr><th>node<th>weight<th>standing<th>latency (ms)
 {{range .Nodes}}<tr><td>{{.ID}}{{if .Self}} (this one){{end}}<td>{{.Weight}}<td>{{.Standing}}<td>{{ms .LatencyMS}}{{else}}<tr><td colspan="4">none{{end}}</table>{{end}}

@@ -55,9 +55,15 @@ func TestCallsOfAConversationStayTogether(t *testing.T) {
 	}
 }
 
-// A caller sees the same error from another process as from its own.
+// A caller sees the same error from another process as from its own, however
+// calls travel.
 func TestErrorsAreTheSameFromFarAndNear(t *testing.T) {
-	w := newWorld(t, "a")
+	for name, sec := range map[string]Security{"pipe": {}, "http": {HTTP: true}} {
+		t.Run(name, func(t *testing.T) { sameErrors(t, newWorldOver(t, sec, "a")) })
+	}
+}
+
+func sameErrors(t *testing.T, w *world) {
 	near := NewSet("near", zap.NewNop())
 	near.ServeState(w.nodes[0])
 	for _, want := range []*im.Error{
@@ -433,13 +439,18 @@ func BenchmarkLocalCall(b *testing.B) {
 	}
 }
 
+// What a call to another process costs over pipes, and as a request of HTTP/2.
 func BenchmarkRemoteCall(b *testing.B) {
-	w := newWorld(b, "a", "c")
-	req, client, ctx := submit("g"), w.caller.State(), b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := client.Submit(ctx, req); err != nil {
-			b.Fatal(err)
-		}
+	for name, sec := range map[string]Security{"pipe": {}, "http": {HTTP: true}} {
+		b.Run(name, func(b *testing.B) {
+			w := newWorldOver(b, sec, "a", "c")
+			req, client, ctx := submit("g"), w.caller.State(), b.Context()
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := client.Submit(ctx, req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 )
@@ -34,6 +35,7 @@ type stateNode struct {
 	sick     atomic.Bool // its health check fails
 	ln       net.Listener
 	srv      *http.Server
+	pipes    *pipe.Server
 	done     chan struct{}
 }
 
@@ -101,8 +103,11 @@ func (n *stateNode) start(t testing.TB, addr string) {
 	c, mux := connect.NewServer(), http.NewServeMux()
 	n.set.Register(c)
 	connecthttp.Mount(mux, c)
+	n.pipes = pipe.NewServer(pipe.Config{Calls: c, Boot: "b-" + n.name, Max: MaxFrame})
+	mux.Handle(pipe.Path, n.pipes)
 	p := &http.Protocols{}
 	p.SetUnencryptedHTTP2(true)
+	p.SetHTTP1(true)
 	n.srv, n.done = &http.Server{Handler: mux, Protocols: p}, make(chan struct{})
 	go func() { defer close(n.done); _ = n.srv.Serve(n.ln) }()
 }
@@ -110,6 +115,9 @@ func (n *stateNode) start(t testing.TB, addr string) {
 // stop ends the process at once.
 func (n *stateNode) stop() {
 	_ = n.srv.Close()
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	n.pipes.Shutdown(gone)
 	<-n.done
 }
 
@@ -131,7 +139,9 @@ type world struct {
 	caller *Set
 }
 
-func newWorld(t testing.TB, names ...string) *world {
+func newWorld(t testing.TB, names ...string) *world { return newWorldOver(t, Security{}, names...) }
+
+func newWorldOver(t testing.TB, sec Security, names ...string) *world {
 	t.Helper()
 	w := &world{caller: NewSet("caller", zap.NewNop())}
 	for _, name := range names {
@@ -140,7 +150,7 @@ func newWorld(t testing.TB, names ...string) *world {
 		w.nodes = append(w.nodes, n)
 		t.Cleanup(n.stop)
 	}
-	w.caller.Link(Link{BootID: "b", Reg: prometheus.NewRegistry()})
+	w.caller.Link(Link{BootID: "b", Security: sec, Reg: prometheus.NewRegistry()})
 	w.caller.Update(view(w.nodes...))
 	t.Cleanup(w.caller.Close)
 	return w

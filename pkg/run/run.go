@@ -70,6 +70,7 @@ type Effects struct {
 // in order of arrival.
 type Queue struct {
 	User, Session string
+	Proof         *v1.SessionProof
 
 	convs      map[string]*conversation
 	unanswered int
@@ -228,7 +229,7 @@ func (q *Queue) answer(now time.Time, c *conversation, ack *clientv1.SendAck, e 
 func (q *Queue) start(c *conversation, e *Effects) {
 	q.token++
 	c.token = q.token
-	run := &v1.Run{ConversationId: c.id, UserId: q.User, PeerId: c.peer, SessionId: q.Session}
+	run := &v1.Run{ConversationId: c.id, UserId: q.User, PeerId: c.peer, SessionId: q.Session, Proof: q.Proof}
 	size := 0
 	for i := range c.waiting {
 		it := &c.waiting[i]

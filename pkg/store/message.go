@@ -65,6 +65,7 @@ type MessageStore interface {
 	Reader
 	Positions
 	Directory
+	Sessions
 	Workers
 	Fences
 	Jobs
@@ -91,7 +92,8 @@ type Log interface {
 	// set and it does not exist), read what is already stored under (conversation,
 	// sender, client message id): such a row is answered as at first with
 	// Duplicate, whatever the sender may do now, or with id_reused if BodyHash
-	// differs; check the permission of the rest: not_member, conversation_closed,
+	// differs; check the permission of the rest: superseded or replaced (Proof is
+	// below what ProveSession has noted), not_member, conversation_closed,
 	// forbidden (blocked by the peer of a direct conversation); number the rest
 	// densely in row order, insert, move the head. The first of equal keys in a
 	// batch wins, the others are its duplicates.
@@ -123,6 +125,8 @@ type AppendRow struct {
 	Content         []byte // an encoded clientv1.Content
 	TargetSeq       im.Seq
 	Countable       bool
+	// Proof is the rank of the session that sends; nil = it is not compared.
+	Proof *SessionProof
 	// NoWait asks not to wait for a conversation that somebody else holds: it was
 	// held the last time. One row with it is enough for all of its conversation.
 	NoWait bool
@@ -355,7 +359,8 @@ type Directory interface {
 	// Revocations returns the revocations of a user that still hold: rows of
 	// single logins and of all logins issued before a time.
 	Revocations(ctx context.Context, user im.UserID) ([]Revocation, error)
-	// Expire removes revocations that no longer hold at now, and says how many.
+	// Expire removes revocations that no longer hold at now, and says how many; and
+	// notes of sessions that are over.
 	// Errors: ErrFenced if the proof does not hold in the same transaction.
 	Expire(ctx context.Context, p Proof, now time.Time) (int, error)
 	// PutKey stores an API key under its id, replacing the former.

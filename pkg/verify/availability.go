@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,10 +32,51 @@ type Availability struct {
 	Unknown     int     `json:"unknown"`  // answers that never came on their connection
 	GivenUp     int     `json:"given_up"` // sends without a definite answer
 
+	Classes  []Class      `json:"classes,omitempty"`
 	Timeline []Moment     `json:"timeline"`
 	Windows  [][2]float64 `json:"fault_windows_s"`
 
 	slow []*send // judged and not in time, the slowest first
+}
+
+// Class says how the server answered under one class of faults: sends under its faults,
+// or within a second behind them, and under no others that clients may feel. What clients
+// must not feel is judged, so there a window of others reaches [Slack] behind them.
+type Class struct {
+	Name    string  `json:"class"`
+	Aside   bool    `json:"aside"` // clients must not feel it: its sends are judged
+	Faults  int     `json:"faults"`
+	Sends   int     `json:"sends"`  // that were not refused
+	Within  int     `json:"within"` // of them, those acknowledged within Prompt
+	P99     float64 `json:"p99_ms"`
+	Longest float64 `json:"longest_stall_ms"`
+
+	waits []int64
+	slow  []*send
+}
+
+// Title is the class and whether it is judged.
+func (c *Class) Title() string {
+	if c.Aside {
+		return c.Name + " (must not be felt)"
+	}
+	return c.Name
+}
+
+// Part is the share of prompt answers, for people.
+func (c *Class) Part() string {
+	if c.Sends == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f %%", 100*float64(c.Within)/float64(c.Sends))
+}
+
+// judged is from how many sends on a class is judged by itself.
+const judged = 40
+
+// bad reports whether clients feel what they must not.
+func (c *Class) bad(wanted float64) bool {
+	return c.Aside && c.Sends >= judged && float64(c.Within) < wanted*float64(c.Sends)
 }
 
 // Moment is a part of the run.
@@ -44,19 +87,27 @@ type Moment struct {
 }
 
 // available is I18: outside fault windows, nearly all sends are acknowledged
-// promptly.
+// promptly, and so are those under each class of faults that clients must not feel.
 func (c *check) available() {
 	a := c.availability(c.opt)
 	c.inv.Checked = a.Judged
 	if a.Judged > 0 && a.Share < a.Wanted {
-		c.fail(func() []Ref {
-			var list []Ref
-			for _, s := range a.slow[:min(len(a.slow), 3)] {
-				list = append(list, c.refsOf(s)...)
-			}
-			return list
-		}, "%d of %d sends outside fault windows were acknowledged within %v: %.4f, below %.4f", a.Within, a.Judged, Prompt, a.Share, a.Wanted)
+		c.fail(func() []Ref { return c.slowest(a.slow) }, "%d of %d sends outside fault windows were acknowledged within %v: %.4f, below %.4f", a.Within, a.Judged, Prompt, a.Share, a.Wanted)
 	}
+	for i := range a.Classes {
+		if k := &a.Classes[i]; k.bad(a.Wanted) {
+			c.fail(func() []Ref { return c.slowest(k.slow) }, "%d of %d sends under %s, which clients must not feel, were acknowledged within %v; wanted are %.4f of them",
+				k.Within, k.Sends, k.Name, Prompt, a.Wanted)
+		}
+	}
+}
+
+// slowest gives the records of the first few sends.
+func (x *index) slowest(list []*send) (all []Ref) {
+	for _, s := range list[:min(len(list), 3)] {
+		all = append(all, x.refsOf(s)...)
+	}
+	return all
 }
 
 // availability measures the waits of all sends.
@@ -67,6 +118,7 @@ func (x *index) availability(opt Options) Availability {
 		a.Windows = append(a.Windows, [2]float64{seconds(w[0]), seconds(min(w[1], x.Run.Ended))})
 	}
 	var waits []int64
+	classes := x.classes()
 	sends := x.sends()
 	for i := range sends {
 		s := &sends[i]
@@ -80,6 +132,9 @@ func (x *index) availability(opt Options) Availability {
 		wait := max(min(s.acked, x.Run.Ended)-s.invoked, 0)
 		waits = append(waits, wait)
 		x.note(&a, s, wait)
+		for _, k := range classes {
+			k.take(s, wait)
+		}
 		if touches(windows, s.invoked, s.invoked+min(wait, int64(Prompt))) {
 			a.Excused++
 			continue
@@ -102,6 +157,7 @@ func (x *index) availability(opt Options) Availability {
 	}
 	slices.SortFunc(a.slow, func(s, t *send) int { return cmp.Compare(x.wait(t), x.wait(s)) })
 	slices.Sort(waits)
+	a.Classes = x.finished(classes)
 	a.P50, a.P99, a.Longest = quantile(waits, 0.5), quantile(waits, 0.99), quantile(waits, 1)
 	return a
 }
@@ -144,33 +200,123 @@ func (x *index) note(a *Availability, s *send, wait int64) {
 	m.Worst = max(m.Worst, millis(wait))
 }
 
-// faultWindows gives the times under faults that clients may feel, Slack included, in order and
-// without overlaps. A fault that was never stopped lasts to the end.
-func (x *index) faultWindows() [][2]int64 {
+// faultSpan is one fault from its start to its stop; never = it was not stopped.
+type faultSpan struct {
+	class    string
+	from, to int64
+	aside    bool
+}
+
+// faultSpans gives the faults in order of their starts.
+func (x *index) faultSpans() (all []faultSpan) {
 	order := numbers(len(x.faults))
 	slices.SortFunc(order, func(i, j uint32) int { return cmp.Or(cmp.Compare(x.faults[i].t, x.faults[j].t), cmp.Compare(i, j)) })
-	running := map[name][]int64{}
-	var all [][2]int64
+	running := map[name][]int{}
 	for _, i := range order {
 		f := &x.faults[i]
-		if f.aside {
-			continue
-		}
 		begun := running[f.name]
 		switch {
 		case !f.stop:
-			running[f.name] = append(begun, f.t)
+			running[f.name] = append(begun, len(all))
+			all = append(all, faultSpan{classOf(x.names.text(f.name)), f.t, never, f.aside})
 		case len(begun) > 0:
-			all = append(all, [2]int64{begun[0], f.t + int64(Slack)})
+			all[begun[0]].to = f.t
 			running[f.name] = begun[1:]
 		}
 	}
-	for _, begun := range running {
-		for _, t := range begun {
-			all = append(all, [2]int64{t, never})
+	return all
+}
+
+// classOf is a fault's name without the number in front that tells it from others.
+func classOf(name string) string {
+	number, class, ok := strings.Cut(name, " ")
+	if _, err := strconv.Atoi(number); ok && err == nil {
+		return class
+	}
+	return name
+}
+
+// until is the fault and some time behind it.
+func (f *faultSpan) until(more time.Duration) [2]int64 {
+	if f.to == never {
+		return [2]int64{f.from, never}
+	}
+	return [2]int64{f.from, f.to + int64(more)}
+}
+
+// faultWindows gives the times under faults that clients may feel, Slack included, in order and
+// without overlaps. A fault that was never stopped lasts to the end.
+func (x *index) faultWindows() [][2]int64 {
+	return x.windowsOf(Slack, func(f *faultSpan) bool { return !f.aside })
+}
+
+// windowsOf gives the times under some faults and some time behind each, in order and
+// without overlaps.
+func (x *index) windowsOf(more time.Duration, keep func(*faultSpan) bool) (all [][2]int64) {
+	for _, f := range x.faultSpans() {
+		if keep(&f) {
+			all = append(all, f.until(more))
 		}
 	}
 	return merge(all)
+}
+
+// under is a class with its windows and those of others that clients may feel.
+type under struct {
+	Class
+	own, others [][2]int64
+}
+
+// classes are the classes of faults, those that clients must not feel first.
+func (x *index) classes() (all []*under) {
+	at := map[string]*under{}
+	for _, f := range x.faultSpans() {
+		k := at[f.class]
+		if k == nil {
+			k = &under{Class: Class{Name: f.class, Aside: f.aside}}
+			behind := time.Second
+			if f.aside {
+				behind = Slack
+			}
+			k.own = x.windowsOf(time.Second, func(g *faultSpan) bool { return g.class == f.class })
+			k.others = x.windowsOf(behind, func(g *faultSpan) bool { return !g.aside && g.class != f.class })
+			at[f.class], all = k, append(all, k)
+		}
+		k.Faults++
+	}
+	slices.SortFunc(all, func(a, b *under) int {
+		if a.Aside != b.Aside {
+			return map[bool]int{true: -1, false: 1}[a.Aside]
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	return all
+}
+
+// take counts a send if it was made under the class.
+func (k *under) take(s *send, wait int64) {
+	end := s.invoked + min(wait, int64(Prompt))
+	if !touches(k.own, s.invoked, end) || touches(k.others, s.invoked, end) {
+		return
+	}
+	k.Sends++
+	k.waits = append(k.waits, wait)
+	if s.acked != never && wait <= int64(Prompt) {
+		k.Within++
+	} else {
+		k.slow = append(k.slow, s)
+	}
+}
+
+// finished are the classes when all sends were taken.
+func (x *index) finished(all []*under) (out []Class) {
+	for _, k := range all {
+		slices.Sort(k.waits)
+		k.P99, k.Longest = quantile(k.waits, 0.99), quantile(k.waits, 1)
+		slices.SortFunc(k.slow, func(s, t *send) int { return cmp.Compare(x.wait(t), x.wait(s)) })
+		out = append(out, k.Class)
+	}
+	return out
 }
 
 // merge joins windows that overlap.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // fifo is I6: the acknowledged messages of a device in a conversation have
@@ -12,7 +13,8 @@ import (
 // been refused for good by an answer that was lost; nor is what was never
 // acknowledged: nobody was told where it is.
 func (c *check) fifo() {
-	gone, failed := 0, 0
+	gone, failed, across := 0, 0, 0
+	rings := c.plane().rings
 	for _, lane := range c.lanes() {
 		var before *send
 		for i, s := range lane {
@@ -26,9 +28,18 @@ func (c *check) fifo() {
 			}
 			if before != nil {
 				c.inOrder(before, s)
+				if spans(rings, before, s) {
+					across++
+				}
 			}
 			before = s
 		}
+	}
+	if len(rings) > 0 {
+		defer func() {
+			note := fmt.Sprintf("%d pairs of sends across one of %d changes of the ring", across, len(rings))
+			c.inv.Note = strings.TrimSuffix(note+"; "+c.inv.Note, "; ")
+		}()
 	}
 	if gone > 0 {
 		c.inv.Note = fmt.Sprintf("%d sends that were given up before a later one left are not judged", gone)
@@ -36,6 +47,13 @@ func (c *check) fifo() {
 	if failed > 0 {
 		c.inv.Note += fmt.Sprintf("%s%d sends whose lost answer may have been a refusal for good are not judged", map[bool]string{true: "; "}[gone > 0], failed)
 	}
+}
+
+// spans reports whether the ring changed between the leaving of the first of two sends and
+// the answer to the second.
+func spans(rings []int64, a, b *send) bool {
+	i, _ := slices.BinarySearch(rings, a.invoked)
+	return i < len(rings) && rings[i] <= b.acked
 }
 
 // mayHaveFailed reports whether an answer to s was lost while its sender was

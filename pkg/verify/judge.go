@@ -72,8 +72,11 @@ type Counts struct {
 	Puts          int `json:"puts,omitempty"`      // of settings
 	Made          int `json:"ids_made,omitempty"`  // beside those of messages
 	Processes     int `json:"processes,omitempty"` // of nodes that told what they saw
-	Windows       int `json:"windows"`             // of operations whose linear order was searched
-	Undecided     int `json:"undecided"`           // of them, those whose search ran out of time
+	Logins        int `json:"logins,omitempty"`    // of users of whom one login may be in
+	RouteCalls    int `json:"route_calls,omitempty"`
+	Sights        int `json:"sights,omitempty"` // changes of who was seen online
+	Windows       int `json:"windows"`          // of operations whose linear order was searched
+	Undecided     int `json:"undecided"`        // of them, those whose search ran out of time
 }
 
 // Invariant is the verdict on one promise.
@@ -116,27 +119,33 @@ func (c *check) fail(refs func() []Ref, format string, args ...any) {
 type rule struct {
 	id, title string
 	judge     func(*check)
-	control   bool // only of histories in which the control plane was recorded
+	of        []history.Kind // only of histories with records of one of these kinds; nil = of all
 }
+
+// control are the kinds that tell that the control plane was recorded.
+var control = []history.Kind{history.Etcd, history.Node, history.Began, history.Claim, history.Put}
 
 // rules are all invariants, in the order of the report.
 var rules = []rule{
-	{"I1", "no acknowledged message is lost or changed", (*check).acked, false},
-	{"I2", "nothing comes from nowhere, nothing is altered", (*check).origin, false},
-	{"I3", "one answer and one row for each key", (*check).answers, false},
-	{"I4", "the log is in order and names its predecessors", (*check).order, false},
-	{"I5", "the order of the log respects real time", (*check).realTime, false},
-	{"I6", "a device's messages keep the order in which it sent them", (*check).fifo, false},
-	{"I7", "every device shows everything that it may see", (*check).complete, false},
-	{"I8", "nothing is shown twice or out of order", (*check).rising, false},
-	{"I9", "a view never goes back", (*check).back, false},
-	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, true},
-	{"I14", "message ids are unique", (*check).ids, false},
-	{"I15", "settings are in force as a whole, and soon everywhere", (*check).settings, true},
-	{"I16", "living nodes are used and dead ones are not", (*check).discovery, true},
-	{"I17", "nothing is shown to those who may not see it", (*check).authorisation, false},
-	{"I18", "the server stays available", (*check).available, false},
-	{"I19", "every send gets a definite answer in the end", (*check).resolved, false},
+	{"I1", "no acknowledged message is lost or changed", (*check).acked, nil},
+	{"I2", "nothing comes from nowhere, nothing is altered", (*check).origin, nil},
+	{"I3", "one answer and one row for each key", (*check).answers, nil},
+	{"I4", "the log is in order and names its predecessors", (*check).order, nil},
+	{"I5", "the order of the log respects real time", (*check).realTime, nil},
+	{"I6", "a device's messages keep the order in which it sent them", (*check).fifo, nil},
+	{"I7", "every device shows everything that it may see", (*check).complete, nil},
+	{"I8", "nothing is shown twice or out of order", (*check).rising, nil},
+	{"I9", "a view never goes back", (*check).back, nil},
+	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, control},
+	{"I11", "the route store acts as if one call came after the other", (*check).routing, []history.Kind{history.Route}},
+	{"I12", "a new login ends the others, and nothing else does", (*check).logins, []history.Kind{history.Login}},
+	{"I13", "who is online is seen soon", (*check).presence, []history.Kind{history.Sight}},
+	{"I14", "message ids are unique", (*check).ids, nil},
+	{"I15", "settings are in force as a whole, and soon everywhere", (*check).settings, control},
+	{"I16", "living nodes are used and dead ones are not", (*check).discovery, control},
+	{"I17", "nothing is shown to those who may not see it", (*check).authorisation, nil},
+	{"I18", "the server stays available", (*check).available, nil},
+	{"I19", "every send gets a definite answer in the end", (*check).resolved, nil},
 }
 
 // Judge runs every invariant over the history. It reads the history only.
@@ -154,7 +163,13 @@ func Judge(h *History, opt Options) *Report {
 
 // rules are those that the history is judged by.
 func (x *index) rules() []rule {
-	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return r.control && len(x.acts) == 0 })
+	kinds := map[history.Kind]bool{}
+	for i := range x.acts {
+		kinds[x.acts[i].kind] = true
+	}
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
+		return r.of != nil && !slices.ContainsFunc(r.of, func(k history.Kind) bool { return kinds[k] })
+	})
 }
 
 func (r rule) run(x *index, opt Options) *Invariant {
@@ -275,6 +290,12 @@ func (x *index) countViews(c *Counts) {
 			c.Made++
 		case history.Began:
 			c.Processes++
+		case history.Login:
+			c.Logins++
+		case history.Route:
+			c.RouteCalls++
+		case history.Sight:
+			c.Sights++
 		}
 	}
 }

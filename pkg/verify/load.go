@@ -30,7 +30,7 @@ type History struct {
 	rows   []row
 	spans  []span
 	faults []fault
-	acts   []act // of the control plane, file by file
+	acts   []act // of the control plane and of sessions, file by file
 }
 
 // at is where a record came from.
@@ -117,25 +117,35 @@ type fault struct {
 	aside bool // clients must not feel it
 }
 
-// act is what happened in the control plane. Which fields count depends on the
+// act is what happened in the control plane, and to those who log in. Which fields count depends on the
 // kind, as in history.Record.
 type act struct {
 	t, to, n, seq             int64
 	kind                      history.Kind
 	user, device, entry, name name
 	reason                    name
+	prev                      int64
+	login, list               name // the sender and the hash of a record
 	at                        at
 	ack                       ack
-	stop                      bool
+	stop, was                 bool
 }
 
 // actFiles say which kinds a file of the control plane holds.
 var actFiles = map[string][]history.Kind{
-	"control.log": {history.Node, history.Etcd, history.Put},
-	"leader.log":  {history.Claim, history.Effect},
-	"ids.log":     {history.Made},
-	"node-":       {history.Began, history.Led, history.Seen, history.Applied},
+	"control.log":  {history.Node, history.Etcd, history.Put, history.Ring},
+	"leader.log":   {history.Claim, history.Effect},
+	"ids.log":      {history.Made},
+	"node-":        {history.Began, history.Led, history.Seen, history.Applied},
+	"sessions.log": {history.Login, history.Logout},
+	"routes.log":   {history.Route},
+	"presence.log": {history.Sight},
 }
+
+// answered are the kinds of acts that carry an answer.
+var answered = []history.Kind{history.Claim, history.Effect, history.Put, history.Login, history.Route}
+
+var routeNames = []string{history.RouteClaim, history.RouteRefresh, history.RouteRelease, history.RouteLookup, history.RouteForget}
 
 // names interns texts.
 type names struct {
@@ -173,6 +183,16 @@ const (
 	nameAway
 	nameRestored
 	nameBad
+	nameReplaced
+	nameSuperseded
+	nameKilled
+	nameSlow
+	nameKept
+	nameClaim
+	nameRefresh
+	nameRelease
+	nameLookup
+	nameForget
 )
 
 // entryMessage is the entry kind of a row that holds a message, reasonReused
@@ -182,10 +202,15 @@ const (
 	reasonReused = "id_reused"
 )
 
+// standingKept is the answer to a refresh of a route that is there. What was put back
+// is restored, as etcd may be.
+const standingKept = "kept"
+
 func newHistory() *History {
 	h := &History{names: newNames()}
 	for _, s := range []string{entryMessage, reasonReused, "(made)", history.Up, history.Down, history.Stopping, history.Paused, history.Resumed,
-		history.EtcdLimping, history.EtcdAway, history.EtcdRestored, history.Bad} {
+		history.EtcdLimping, history.EtcdAway, history.EtcdRestored, history.Bad, history.Replaced, history.Superseded, history.Killed, history.ClockSlow,
+		standingKept, history.RouteClaim, history.RouteRefresh, history.RouteRelease, history.RouteLookup, history.RouteForget} {
 		h.names.id(s)
 	}
 	return h
@@ -344,14 +369,20 @@ func (l *loader) fault(r *history.Record, p at) error {
 func (l *loader) act(kinds []history.Kind, r *history.Record, p at) error {
 	id := l.h.names.id
 	a := act{t: r.T, to: r.To, n: r.N, seq: r.Seq, kind: r.Kind, user: id(r.User), device: id(r.Device), entry: id(r.Entry), name: id(r.Name),
-		reason: id(r.Reason), at: p, ack: acks[r.Ack], stop: r.Stop}
+		reason: id(r.Reason), prev: r.Prev, login: id(r.Sender), list: id(r.Hash), at: p, ack: acks[r.Ack], stop: r.Stop, was: r.Dup}
 	switch {
 	case !slices.Contains(kinds, r.Kind):
 		return fmt.Errorf("a record of kind %q does not belong here", r.Kind)
-	case r.Kind != history.Etcd && r.Kind != history.Put && r.User == "":
-		return errors.New("a record of the control plane without a node")
-	case (r.Kind == history.Claim || r.Kind == history.Effect || r.Kind == history.Put) && a.ack == ackNone:
+	case r.Kind != history.Etcd && r.Kind != history.Put && r.User == "" && r.Name != history.RouteForget:
+		return fmt.Errorf("a %s without a node or user", r.Kind)
+	case slices.Contains(answered, r.Kind) && a.ack == ackNone:
 		return fmt.Errorf("a %s with the unknown answer %q", r.Kind, r.Ack)
+	case (r.Kind == history.Login || r.Kind == history.Logout) && (r.Device == "" || r.Entry == "" || r.Name == ""):
+		return fmt.Errorf("a %s without device, session or login", r.Kind)
+	case r.Kind == history.Sight && r.Device == "":
+		return errors.New("a sight of nobody")
+	case r.Kind == history.Route && !slices.Contains(routeNames, r.Name):
+		return fmt.Errorf("a call to a route store with the unknown name %q", r.Name)
 	case r.Kind == history.Seen && r.Device == "":
 		return errors.New("something was seen without a node")
 	}
@@ -446,7 +477,7 @@ func (h *History) spanRef(s *span) Ref {
 func (h *History) actRef(a *act) Ref {
 	text := h.names.text
 	r := history.Record{T: a.t, Kind: a.kind, User: text(a.user), Device: text(a.device), Ack: ackNames[a.ack], Reason: text(a.reason), Seq: a.seq,
-		To: a.to, Entry: text(a.entry), Name: text(a.name), Stop: a.stop}
+		To: a.to, Entry: text(a.entry), Name: text(a.name), Stop: a.stop, Prev: a.prev, Sender: text(a.login), Hash: text(a.list), Dup: a.was}
 	if a.kind == history.Made {
 		r.MID = a.n
 	} else {

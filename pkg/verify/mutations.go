@@ -45,6 +45,7 @@ var mutations = map[string][]kind{
 		{"neighbours of a sender change places", swapSends(false)},
 		{"the first and the last of a sender change places", swapSends(true)},
 		{"sends of a device with their numbers exchanged", (*mutant).swapNumbers},
+		{"sends across a change of the ring change places", (*mutant).swapAcross},
 	},
 	"I7": {
 		{"a message never shown", (*mutant).neverShown},
@@ -71,6 +72,21 @@ var mutations = map[string][]kind{
 		{"an effect of another with the leader's token", changeAct(history.Effect, func(a *act) { a.user = nameMade })},
 		{"an effect with a token of nobody", changeAct(history.Effect, func(a *act) { a.n += 1 << 40 })},
 		{"a token given twice", addAct(history.Claim, func(a *act) { a.user = nameMade })},
+	},
+	"I11": {
+		{"a route epoch that goes back", changeCall(nameClaim, func(a *act) bool { return a.prev > 1 }, func(a *act) { a.seq = 1 })},
+		{"a route that is there is not found", changeCall(nameLookup, func(a *act) bool { return a.list != 0 }, func(a *act) { a.list = 0 })},
+		{"a clean-up that removes another's route", changeCall(nameRelease, func(a *act) bool { return !a.was }, func(a *act) { a.was = true })},
+		{"a session that lost its route keeps it", changeCall(nameRefresh, func(a *act) bool { return a.reason == nameSuperseded || a.reason == nameReplaced },
+			func(a *act) { a.reason = nameKept })},
+	},
+	"I12": {
+		{"a session that stays beside its heir", (*mutant).staysIn},
+		{"a session that ends for another that never was", (*mutant).endedForNobody},
+	},
+	"I13": {
+		{"a user seen online after the process was killed", (*mutant).seenOn},
+		{"a user who is online and not seen", (*mutant).notSeen},
 	},
 	"I14": {
 		{"two rows with one id", (*mutant).rowsWithOneID},
@@ -100,6 +116,7 @@ var mutations = map[string][]kind{
 	"I18": {
 		{"answers here and there late", worsen(false, func(o *op) { o.t += int64(Prompt) + 1 })},
 		{"a stall", worsen(true, func(o *op) { o.t += int64(Prompt) + 1 })},
+		{"a stall under faults that clients must not feel", (*mutant).feltAside},
 		{"answers that never came", worsen(false, func(o *op) { o.ack = ackUnknown })},
 	},
 	"I19": {

@@ -19,7 +19,8 @@ type plane struct {
 	force map[name][]*act   // began and applied of each node that told
 	puts  []*act            // by number
 	put   map[int64]*act
-	upTo  int64 // the end of the run
+	rings []int64 // when nodes took another ring into use
+	upTo  int64   // the end of the run
 }
 
 // spell is a time in which etcd was in one state; 0 = good.
@@ -45,7 +46,7 @@ func (x *index) plane() *plane {
 	x.planeMade = p
 	order := numbers(len(x.acts))
 	slices.SortStableFunc(order, func(i, j uint32) int { return cmp.Compare(x.acts[i].t, x.acts[j].t) })
-	state := spell{}
+	state, ring := spell{}, map[name]int64{}
 	for _, i := range order {
 		a := &x.acts[i]
 		switch a.kind {
@@ -61,6 +62,11 @@ func (x *index) plane() *plane {
 			p.eyes[a.user] = append(p.eyes[a.user], a)
 		case history.Applied:
 			p.force[a.user] = append(p.force[a.user], a)
+		case history.Ring:
+			if last, ok := ring[a.user]; ok && last != a.n {
+				p.rings = append(p.rings, a.t)
+			}
+			ring[a.user] = a.n
 		case history.Put:
 			p.puts = append(p.puts, a)
 			p.put[a.n] = a

@@ -71,9 +71,29 @@ func (r *Report) textFacts(w io.Writer) {
 	if c.Processes > 0 {
 		fmt.Fprintf(w, "control       %d processes told what they saw; %d effects of %d leaders, %d changes of settings, %d ids\n", c.Processes, c.Effects, c.Leaders, c.Puts, c.Made)
 	}
+	if c.Logins+c.RouteCalls > 0 {
+		fmt.Fprintf(w, "who is where  %d logins, %d calls to the route store, %d sights\n", c.Logins, c.RouteCalls, c.Sights)
+	}
 	fmt.Fprintf(w, "availability  %.2f %% of %d sends outside fault windows within %v (wanted %.2f %%), %d inside\n",
 		100*a.Share, a.Judged, Prompt, 100*a.Wanted, a.Excused)
 	fmt.Fprintf(w, "waits         p50 %s, p99 %s, longest %s, longest outside fault windows %s\n", ms(a.P50), ms(a.P99), ms(a.Longest), ms(a.LongestFree))
+	if len(a.Classes) == 0 {
+		return
+	}
+	var none []string
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "\nUNDER\tFAULTS\tSENDS\tWITHIN %v\tP99\tLONGEST\n", Prompt)
+	for _, k := range a.Classes {
+		if k.Sends == 0 {
+			none = append(none, k.Name)
+			continue
+		}
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\t%s\n", k.Title(), k.Faults, k.Sends, k.Part(), ms(k.P99), ms(k.Longest))
+	}
+	_ = tw.Flush()
+	if len(none) > 0 {
+		fmt.Fprintf(w, "no sends under these alone: %s\n", strings.Join(none, ", "))
+	}
 }
 
 // state is what stands in the last column.

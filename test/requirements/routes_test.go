@@ -4,9 +4,13 @@ import (
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -114,4 +118,35 @@ func TestR18AKilledGateway(t *testing.T) {
 	}
 	again := at(t, g.Node, "bob")
 	arrives(t, ann, again, "bob", "after")
+}
+
+// A gateway that stands still hears of nothing. Under session.strict what its
+// displaced session had sent is not stored when it goes on, and the session is told
+// that it is over.
+func TestR15AStrictSession(t *testing.T) {
+	t.Parallel()
+	g := beginGateways(t)
+	if out, errs, status := g.Command("settings", "set", "session.strict=true"); status != 0 {
+		t.Fatal(out, errs)
+	}
+	session := func(n *testenv.Node) *testenv.Client { // each gateway has a key of its own; the login is one
+		return testenv.Login(t, n.URL(), protocol.Proto, n.Mint(auth.Claims{User: "ann", Login: "l"}, time.Hour), "phone")
+	}
+	old := session(g.second)
+	old.MustSend(testenv.ToUser("bob", "before"))
+	g.second.Signal(syscall.SIGSTOP)
+	now := session(g.Node)
+	late := testenv.ToUser("bob", "late")
+	late.ClientMessageId = uuid.NewString()
+	old.Write(&clientv1.ClientFrame{Id: 9, Kind: &clientv1.ClientFrame_Send{Send: late}})
+	g.second.Signal(syscall.SIGCONT)
+	if b := old.Take("bye", func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil }).GetBye(); b.Reason != "superseded" {
+		t.Errorf("the older session: %v", b)
+	}
+	if a := now.MustSend(late); a.Duplicate {
+		t.Error("the message of the older session was stored")
+	}
+	if a := now.MustSend(testenv.ToUser("bob", "now")); a.Seq != 3 {
+		t.Errorf("seq %d", a.Seq)
+	}
 }

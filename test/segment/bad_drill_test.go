@@ -11,7 +11,7 @@ import (
 // Builds in which the fence is weaker than it must be are caught by the judge.
 func TestKnownBadIsCaught(t *testing.T) {
 	for defect, schedule := range map[failpoint.Defect]string{
-		failpoint.PlainReadFence: "an owner's append sleeps behind its check",
+		failpoint.PlainReadFence: "an owner's append waits behind its check",
 		failpoint.EarlyHead:      "a process sees a ring before all others",
 	} {
 		t.Run(string(defect), func(t *testing.T) {

@@ -41,6 +41,7 @@ const (
 	senders = 12
 	hot     = "g_hot"
 	reader  = "reader"
+	late    = "late" // writes when the schedule says so
 )
 
 // cluster is several processes on one database, senders, and a reader that
@@ -67,6 +68,9 @@ type cluster struct {
 	stale  atomic.Int64 // refusals because another process owns it
 	faults atomic.Bool
 	begun  time.Time
+
+	shown atomic.Int64 // of the hot conversation, by the reader
+	wrote int64        // messages of the late writer; of the schedule alone
 }
 
 // process is one of them.
@@ -108,18 +112,20 @@ func newCluster(t *testing.T, allocator string, names ...string) *cluster {
 			RETURN NEW;
 		END $$`,
 		`CREATE TRIGGER hold BEFORE INSERT ON entry FOR EACH ROW EXECUTE FUNCTION hold()`,
-		`CREATE TABLE hold_shard (shard int, fence bigint, seconds float)`,
+		`CREATE TABLE hold_shard (shard int, fence bigint)`,
 		`ALTER FUNCTION imd_prove RENAME TO imd_prove_only`,
 		`CREATE FUNCTION imd_prove(shards integer[], fences bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 		BEGIN
 			PERFORM imd_prove_only(shards, fences);
-			PERFORM pg_sleep(h.seconds) FROM hold_shard h, unnest(shards, fences) AS p (s, f) WHERE h.shard = p.s AND h.fence = p.f;
+			WHILE EXISTS (SELECT FROM hold_shard h, unnest(shards, fences) AS p (s, f) WHERE h.shard = p.s AND h.fence = p.f) LOOP
+				PERFORM pg_sleep(0.01);
+			END LOOP;
 		END $$`)
 	c.turn(names...)
 	for _, n := range names {
 		c.start(n)
 	}
-	users := []string{reader}
+	users := []string{reader, late}
 	for i := range senders {
 		users = append(users, fmt.Sprint("u", i))
 	}
@@ -339,10 +345,16 @@ func (c *cluster) send(ctx context.Context, i int) {
 
 // try sends once and reports whether the answer was the last word.
 func (c *cluster) try(rec history.Record, file, text string, rng *rand.Rand) bool {
+	rec = c.tryAt(rec, file, text, func() string { return c.target(rec.Conv, rng) })
+	return rec.Ack == history.AckOK || rec.Ack == history.AckFail
+}
+
+// tryAt sends once to a process, and returns what came back.
+func (c *cluster) tryAt(rec history.Record, file, text string, at func() string) history.Record {
 	call := rec
 	call.T, call.Kind, call.Hash = c.rec.Now(), history.Invoke, shown(text)
 	c.rec.Add(file, call)
-	a, answered := c.ask(c.target(rec.Conv, rng), request{Conv: rec.Conv, Sender: rec.User, CMID: rec.CMID, Text: text})
+	a, answered := c.ask(at(), request{Conv: rec.Conv, Sender: rec.User, CMID: rec.CMID, Text: text})
 	rec.T, rec.Kind = c.rec.Now(), history.Return
 	switch {
 	case !answered:
@@ -356,7 +368,43 @@ func (c *cluster) try(rec history.Record, file, text string, rng *rand.Rand) boo
 		rec.Ack, rec.Reason = history.AckRetry, a.Why
 	}
 	c.rec.Add(file, rec)
-	return rec.Ack == history.AckOK || rec.Ack == history.AckFail
+	return rec
+}
+
+// write lets the late writer write to the hot conversation through a process,
+// again and again until it is stored or the time is over; 0 = it is not, as far as
+// is known, and the writer goes on with it the next time.
+func (c *cluster) write(name string, within time.Duration) int64 {
+	rec := history.Record{User: late, Device: "d", Conv: hot, CMID: fmt.Sprintf("%s-%d", late, c.wrote), N: c.wrote + 1}
+	var answer history.Record
+	to := func() string { return name }
+	if !c.until(within, func() bool {
+		answer = c.tryAt(rec, "client-late.ops", fmt.Sprintf("late %d", c.wrote), to)
+		return answer.Ack == history.AckOK
+	}) {
+		return 0
+	}
+	c.wrote++
+	return answer.Seq
+}
+
+// until waits until something holds, and reports whether it came to hold in time.
+func (c *cluster) until(within time.Duration, holds func() bool) bool {
+	for end := time.Now().Add(within); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// held reports whether an append waits behind its check.
+func (c *cluster) held() bool {
+	n := 0
+	if err := c.db.QueryRow(c.t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`).Scan(&n); err != nil {
+		c.t.Error(err)
+	}
+	return n > 0
 }
 
 const sqlFollow = `SELECT e.seq, e.seq - e.back, e.message_id, e.sender, e.client_key, encode(e.body_hash, 'hex'), e.kind
@@ -402,6 +450,9 @@ func (c *cluster) follow(ctx context.Context) {
 			for _, e := range c.entries(conv, have[conv]) {
 				c.view(history.Record{Kind: history.Show, Conv: conv, Seq: e.Seq, Prev: e.Prev, MID: e.MID, Sender: e.Sender, CMID: e.CMID, Hash: e.Hash, Entry: e.Entry})
 				have[conv] = e.Seq
+			}
+			if conv == hot {
+				c.shown.Store(have[conv])
 			}
 		}
 		if done {
@@ -451,6 +502,7 @@ func (c *cluster) run(script func()) *verify.Report {
 			c.rec.Add("db.final", e)
 		}
 		c.rec.Add("members.final", history.Record{Kind: history.Span, User: reader, Conv: conv})
+		c.rec.Add("members.final", history.Record{Kind: history.Span, User: late, Conv: conv})
 		for i := range senders {
 			c.rec.Add("members.final", history.Record{Kind: history.Span, User: fmt.Sprint("u", i), Conv: conv})
 		}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/imdhq/imd/pkg/peer"
+	"github.com/imdhq/imd/pkg/peer/pipe"
 	"github.com/imdhq/imd/pkg/testenv"
 	_ "github.com/imdhq/imd/proto/gen/adminv1" // so that all services are known here
 	_ "github.com/imdhq/imd/proto/gen/internalv1"
@@ -78,6 +79,16 @@ func TestServicesStayOnTheirListeners(t *testing.T) {
 	for _, pkg := range []string{"imd.v1", "imd.admin.v1", "imd.internal.v1"} {
 		if len(all[pkg]) == 0 {
 			t.Fatalf("no methods of %s are known", pkg)
+		}
+	}
+	for name, at := range map[string]string{"public": n.URL(), "ops": n.OpsURL()} {
+		if got := post(t, plain, at+pipe.Path); got != http.StatusNotFound && got != http.StatusMethodNotAllowed {
+			t.Errorf("%s listener, pipes: %d", name, got)
+		}
+	}
+	for _, at := range []string{front, back} {
+		if got := post(t, plain, at+pipe.Path); got != http.StatusUpgradeRequired {
+			t.Errorf("internal listener, pipes: %d", got)
 		}
 	}
 	for pkg, methods := range all {

@@ -3,6 +3,7 @@ package etcd
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -74,9 +75,21 @@ func Examine(ctx context.Context, e Endpoints, cluster string, log *zap.Logger) 
 		wg.Go(func() { f.Endpoints[i] = examineEndpoint(ctx, c, hc, u) })
 	}
 	wg.Wait()
+	if f.leaderless() { // both would wait until their time is over, and then tell less
+		f.MemberErr, f.WriteErr = errNotTried, errNotTried
+		return f, nil
+	}
 	f.askMembers(ctx, c)
 	f.tryWrites(ctx, c, "/imd/"+cluster+"/doctor")
 	return f, nil
+}
+
+// errNotTried is why a cluster without a leader is asked nothing that needs one.
+var errNotTried = errors.New("not tried, for there is no leader")
+
+// leaderless reports whether nobody who answers knows a leader.
+func (f Facts) leaderless() bool {
+	return !slices.ContainsFunc(f.Endpoints, func(e EndpointFacts) bool { return e.Err == nil && e.Leader != 0 })
 }
 
 func examineEndpoint(ctx context.Context, c *clientv3.Client, hc *http.Client, url string) EndpointFacts {

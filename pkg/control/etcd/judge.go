@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -101,8 +102,10 @@ func (f Facts) quorum() Finding {
 func (f Facts) members() Finding {
 	fix := "an odd number, 3 or 5, bears the most for its price"
 	switch n := f.Members; {
+	case errors.Is(f.MemberErr, errNotTried):
+		return Finding{"members", Doubt, f.MemberErr.Error(), "see the findings above"}
 	case f.MemberErr != nil:
-		return Finding{"members", Doubt, "cannot be listed: " + f.MemberErr.Error(), "the user needs the role root for that, or there is no quorum"}
+		return Finding{"members", Doubt, "cannot be listed: " + f.MemberErr.Error(), "the user needs the role root for that"}
 	case n == 1:
 		return Finding{"members", Doubt, "one member: its loss stops registrations, elections and settings", fix}
 	case n%2 == 0:
@@ -151,6 +154,9 @@ func compareVersions(a, b string) int {
 }
 
 func (f Facts) write() Finding {
+	if errors.Is(f.WriteErr, errNotTried) {
+		return Finding{"writes", Failing, f.WriteErr.Error(), "see the findings above"}
+	}
 	if f.WriteErr != nil || len(f.Writes) == 0 {
 		return Finding{"writes", Failing, fmt.Sprintf("cannot write: %v", f.WriteErr), "see the findings above; a user needs the right to write below the cluster's prefix"}
 	}

@@ -19,6 +19,19 @@ func healthy() Facts {
 	return f
 }
 
+// Whatever needs a leader is not waited for where nobody knows one.
+func TestLeaderless(t *testing.T) {
+	away, alone, led := EndpointFacts{Err: errors.New("refused"), Leader: 1}, EndpointFacts{}, EndpointFacts{Leader: 1}
+	for _, tt := range []struct {
+		all  []EndpointFacts
+		want bool
+	}{{[]EndpointFacts{away, away}, true}, {[]EndpointFacts{away, alone}, true}, {[]EndpointFacts{alone, led}, false}} {
+		if got := (Facts{Endpoints: tt.all}).leaderless(); got != tt.want {
+			t.Errorf("%+v: %v", tt.all, got)
+		}
+	}
+}
+
 func TestJudge(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -35,6 +48,7 @@ func TestJudge(t *testing.T) {
 			f.Writes, f.WriteErr = nil, errors.New("late")
 		}, "endpoints", Failing},
 		{"no leader", func(f *Facts) { f.Endpoints[0].Leader = 0 }, "quorum", Failing},
+		{"no leader anywhere", func(f *Facts) { f.MemberErr, f.WriteErr = errNotTried, errNotTried }, "writes", Failing},
 		{"two leaders", func(f *Facts) { f.Endpoints[0].Leader = 2 }, "quorum", Doubt},
 		{"two clusters", func(f *Facts) { f.Endpoints[0].Cluster = 2 }, "quorum", Failing},
 		{"one member", func(f *Facts) { f.Members, f.Endpoints = 1, f.Endpoints[:1] }, "members", Doubt},

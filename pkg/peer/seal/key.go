@@ -18,8 +18,11 @@ import (
 )
 
 const (
-	// header carries the proof: version, key, milliseconds, nonce and MAC.
+	// header carries the proof of a request: version, key, milliseconds, nonce and
+	// MAC.
 	header = "Imd-Proof"
+	// answerHeader carries the MAC of an answer.
+	answerHeader = "Imd-Answer-Proof"
 	// Window is how old a request may be, and how far clocks may differ.
 	Window = 30 * time.Second
 	// maxNonces is how many requests are remembered for one window.
@@ -135,31 +138,70 @@ func keyName(key []byte) string {
 	return hex.EncodeToString(sum[:4])
 }
 
-func mac(key []byte, path, ms, nonce string, body []byte) []byte {
+// mac is over what a request says: for whom, which method, when and the body.
+func mac(key []byte, to, path, ms, nonce string, body []byte) []byte {
 	sum := sha256.Sum256(body)
 	h := hmac.New(sha256.New, key)
-	fmt.Fprintf(h, "imd peer 1\n%s\n%s\n%s\n", path, ms, nonce)
+	fmt.Fprintf(h, "imd peer 1\n%s\n%s\n%s\n%s\n", to, path, ms, nonce)
 	h.Write(sum[:])
 	return h.Sum(nil)
 }
 
-// signer signs requests.
-type signer struct {
-	keys Keys
-	now  func() time.Time
-	next http.RoundTripper
+// answerMAC is over an answer and the request, by its MAC, that it belongs to.
+func answerMAC(key, request []byte, status int, h http.Header, body []byte) []byte {
+	sum := sha256.Sum256(body)
+	m := hmac.New(sha256.New, key)
+	fmt.Fprintf(m, "imd answer 1\n%x\n%d\n%s\n%s\n", request, status, h.Get("Content-Type"), h.Get("Content-Encoding"))
+	m.Write(sum[:])
+	return m.Sum(nil)
 }
 
-// Sign makes a transport that signs what it hands to next. Bodies are read whole
-// before they are sent.
-func Sign(keys Keys, now func() time.Time, next http.RoundTripper) http.RoundTripper {
-	return &signer{keys, now, next}
+// signer signs requests and checks answers.
+type signer struct {
+	keys      Keys
+	now       func() time.Time
+	maxAnswer int64
+	next      http.RoundTripper
+}
+
+// Sign makes a transport that signs what it hands to next, and takes only answers
+// that are signed with the same key for the same request. Bodies of both, answers
+// of at most maxAnswer bytes, are read whole.
+func Sign(keys Keys, now func() time.Time, maxAnswer int64, next http.RoundTripper) http.RoundTripper {
+	return &signer{keys, now, maxAnswer, next}
 }
 
 // errNoKey says that the key of the cluster is not known yet.
 var errNoKey = errors.New("seal: the key of the cluster is not known yet")
 
-// RoundTrip signs and sends the request.
+// answered reads an answer and checks that it was made for the request with the
+// MAC.
+func (s *signer) answered(res *http.Response, key, request []byte) (*http.Response, error) {
+	body, err := io.ReadAll(io.LimitReader(res.Body, s.maxAnswer+1))
+	if cerr := res.Body.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return nil, err
+	}
+	proof := res.Header.Get(answerHeader)
+	got, err := hex.DecodeString(proof)
+	switch {
+	case int64(len(body)) > s.maxAnswer:
+		return nil, ErrPeer("the answer is too large")
+	case err == nil && proof != "" && hmac.Equal(got, answerMAC(key, request, res.StatusCode, res.Header, body)):
+		res.Body, res.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		return res, nil
+	case proof == "" && res.StatusCode == http.StatusUnauthorized:
+		return nil, ErrPeer("the node refuses this one: " + refusal(body))
+	case proof == "":
+		return nil, ErrPeer("what answers does not show that it belongs to the cluster")
+	}
+	return nil, ErrPeer("the answer is not signed with the key of this node")
+}
+
+// RoundTrip signs and sends the request, and checks the answer. Errors: ErrPeer if
+// the answer proves nothing.
 func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 	var body []byte
 	var err error
@@ -180,8 +222,13 @@ func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	ms, nonce := strconv.FormatInt(s.now().UnixMilli(), 10), rand.Text()
-	r.Header.Set(header, strings.Join([]string{"1", keyName(keys[0]), ms, nonce, hex.EncodeToString(mac(keys[0], r.URL.Path, ms, nonce, body))}, " "))
-	return s.next.RoundTrip(r)
+	m := mac(keys[0], r.Header.Get(toHeader), r.URL.Path, ms, nonce, body)
+	r.Header.Set(header, strings.Join([]string{"1", keyName(keys[0]), ms, nonce, hex.EncodeToString(m)}, " "))
+	res, err := s.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.answered(res, keys[0], m)
 }
 
 // Verifier checks signed requests. Safe for concurrent use.
@@ -207,50 +254,65 @@ type ErrProof string
 // Error is the text.
 func (e ErrProof) Error() string { return string(e) }
 
-// Check reads the body, checks the proof and puts the body back. Errors: an
-// ErrProof, or the body cannot be read.
-func (v *Verifier) Check(r *http.Request) error {
+// The reasons of refusals.
+const (
+	errMissing = ErrProof("the proof that the caller belongs to the cluster is missing")
+	errOld     = ErrProof("the proof is too old, or the clocks of two nodes differ by more than 30s")
+	errForeign = ErrProof("the proof is not made with a key of this cluster")
+	errUsed    = ErrProof("the proof was used before")
+	errLarge   = ErrProof("the request is too large")
+)
+
+// words name the reasons in metrics.
+var words = map[ErrProof]string{
+	errMissing: "missing", errOld: "old", errForeign: "key", errUsed: "used", errLarge: "large", errRoles: "roles", errNoCertificate: "missing",
+}
+
+// Word is the reason in a word, from a closed set.
+func (e ErrProof) Word() string {
+	if w := words[e]; w != "" {
+		return w
+	}
+	return "other"
+}
+
+// Answer signs the answer to one request.
+type Answer func(status int, h http.Header, body []byte)
+
+// Check reads the body, checks the proof and puts the body back. What it returns
+// signs the answer. Errors: an ErrProof, or the body cannot be read.
+func (v *Verifier) Check(r *http.Request) (Answer, error) {
 	f := strings.Fields(r.Header.Get(header))
 	if len(f) != 5 || f[0] != "1" {
-		return ErrProof("the proof that the caller belongs to the cluster is missing")
+		return nil, errMissing
 	}
 	ms, err := strconv.ParseInt(f[2], 10, 64)
 	now := v.now()
 	if off := now.Sub(time.UnixMilli(ms)); err != nil || off > Window || off < -Window {
-		return ErrProof("the proof is too old, or the clocks of two nodes differ by more than 30s")
+		return nil, errOld
 	}
-	key := v.named(f[1])
+	key := v.keys.Named(f[1])
 	if key == nil { // before the body is read: a stranger costs nothing
-		return errForeign
+		return nil, errForeign
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, v.maxBody+1))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if int64(len(body)) > v.maxBody {
-		return ErrProof("the request is too large")
+		return nil, errLarge
 	}
-	if want, err := hex.DecodeString(f[4]); err != nil || !hmac.Equal(want, mac(key, r.URL.Path, f[2], f[3], body)) {
-		return errForeign
+	m := mac(key, r.Header.Get(toHeader), r.URL.Path, f[2], f[3], body)
+	if got, err := hex.DecodeString(f[4]); err != nil || !hmac.Equal(got, m) {
+		return nil, errForeign
 	}
 	if !v.fresh(f[3], now) {
-		return ErrProof("the proof was used before")
+		return nil, errUsed
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	return nil
-}
-
-// errForeign refuses proofs that no node of the cluster has made.
-const errForeign = ErrProof("the proof is not made with a key of this cluster")
-
-// named is the key of a name; nil = there is none.
-func (v *Verifier) named(name string) []byte {
-	for _, k := range v.keys() {
-		if keyName(k) == name {
-			return k
-		}
-	}
-	return nil
+	return func(status int, h http.Header, body []byte) {
+		h.Set(answerHeader, hex.EncodeToString(answerMAC(key, m, status, h, body)))
+	}, nil
 }
 
 // fresh remembers a nonce; false if it was seen, or too many were.

@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"math/big"
@@ -44,16 +45,19 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
+// errSent says that a request left.
+var errSent = errors.New("sent")
+
 // signed is a request as it leaves a signer.
 func signed(t *testing.T, keys Keys, now time.Time, body string) *http.Request {
 	t.Helper()
 	var out *http.Request
-	rt := Sign(keys, func() time.Time { return now }, roundTrip(func(r *http.Request) (*http.Response, error) {
+	rt := Sign(keys, func() time.Time { return now }, 100, roundTrip(func(r *http.Request) (*http.Response, error) {
 		out = r
-		return &http.Response{}, nil
+		return nil, errSent
 	}))
 	r := httptest.NewRequest(http.MethodPost, "http://x/imd.internal.v1.StateService/Submit", strings.NewReader(body))
-	if _, err := rt.RoundTrip(r); err != nil {
+	if _, err := rt.RoundTrip(r); !errors.Is(err, errSent) {
 		t.Fatal(err)
 	}
 	return out
@@ -78,8 +82,9 @@ func TestProofs(t *testing.T) {
 		"other body": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) {
 			r.Body = io.NopCloser(strings.NewReader("other"))
 		}},
-		"other method": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.URL.Path += "2" }},
-		"no proof":     {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Del(header) }},
+		"other method":  {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.URL.Path += "2" }},
+		"no proof":      {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Del(header) }},
+		"other process": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) { r.Header.Set(toHeader, "boot-2") }},
 		"other name": {sign: fixed(keyA), accept: fixed(keyA), at: now, change: func(r *http.Request) {
 			f := strings.Fields(r.Header.Get(header))
 			f[1] = "00000000"
@@ -95,7 +100,7 @@ func TestProofs(t *testing.T) {
 		if tt.change != nil {
 			tt.change(r)
 		}
-		err := v.Check(r)
+		_, err := v.Check(r)
 		var proof ErrProof
 		if (err == nil) != tt.good || err != nil && !errors.As(err, &proof) {
 			t.Errorf("%s: %v", name, err)
@@ -106,17 +111,120 @@ func TestProofs(t *testing.T) {
 	}
 }
 
+// An answer is believed if it is signed for its request with the key of the
+// caller, and as it was signed.
+func TestAnswers(t *testing.T) {
+	now := func() time.Time { return time.Unix(1_700_000_000, 0) }
+	var before http.Header // of an answer to an earlier request
+	for name, tt := range map[string]struct {
+		caller, callee Keys
+		change         func(*http.Response)
+		want           string // of the error; "" = it is believed
+	}{
+		"good":         {caller: fixed(keyA), callee: fixed(keyA)},
+		"changing key": {caller: fixed(keyB, keyA), callee: fixed(keyA, keyB)},
+		"wrong key":    {caller: fixed(keyB), callee: fixed(keyA), want: "the node refuses this one: the proof is not made with a key of this cluster"},
+		"no proof":     {caller: fixed(keyA), callee: fixed(keyA), change: func(r *http.Response) { r.Header.Del(answerHeader) }, want: "does not show"},
+		"other body": {caller: fixed(keyA), callee: fixed(keyA), want: "not signed", change: func(r *http.Response) {
+			r.Body = io.NopCloser(strings.NewReader("good answer!"))
+		}},
+		"other status": {caller: fixed(keyA), callee: fixed(keyA), want: "not signed", change: func(r *http.Response) { r.StatusCode = 503 }},
+		"other kind":   {caller: fixed(keyA), callee: fixed(keyA), want: "not signed", change: func(r *http.Response) { r.Header.Set("Content-Encoding", "gzip") }},
+		"of another request": {caller: fixed(keyA), callee: fixed(keyA), want: "not signed", change: func(r *http.Response) {
+			r.Header.Set(answerHeader, before.Get(answerHeader))
+		}},
+		"too large": {caller: fixed(keyA), callee: fixed(keyA), want: "too large", change: func(r *http.Response) {
+			r.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", 101)))
+		}},
+	} {
+		v := NewVerifier(tt.callee, now, 100)
+		var change func(*http.Response)
+		rt := Address(Sign(tt.caller, now, 100, roundTrip(func(r *http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			if sign, err := v.Check(r); err != nil {
+				w.WriteHeader(http.StatusUnauthorized)
+				_, _ = w.WriteString(`{"message":"` + err.Error() + `"}`)
+			} else {
+				kept := NewRecorder(w, sign)
+				kept.Header().Set("Content-Type", "application/proto")
+				kept.WriteHeader(http.StatusAccepted)
+				_, _ = io.WriteString(kept, "good ")
+				_, _ = io.WriteString(kept, "answer")
+				kept.Send()
+			}
+			res := w.Result()
+			if change != nil {
+				change(res)
+			}
+			return res, nil
+		})), "boot-1")
+		ask := func() (string, error) {
+			res, err := rt.RoundTrip(httptest.NewRequest(http.MethodPost, "http://x/y", strings.NewReader("question")))
+			if err != nil {
+				return "", err
+			}
+			before = res.Header
+			body, err := io.ReadAll(res.Body)
+			return fmt.Sprint(res.StatusCode, " ", string(body)), err
+		}
+		if tt.want == "" || before == nil {
+			if got, err := ask(); tt.want == "" && (err != nil || got != "202 good answer") {
+				t.Errorf("%s: %q, %v", name, got, err)
+			}
+		}
+		if tt.want == "" {
+			continue
+		}
+		change = tt.change
+		_, err := ask()
+		var no ErrPeer
+		if !errors.As(err, &no) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Refusals are told apart from answers, and say why.
+func TestRefusals(t *testing.T) {
+	refuse := false
+	var at *http.Request
+	rt := Address(roundTrip(func(r *http.Request) (*http.Response, error) {
+		at = r
+		w := httptest.NewRecorder()
+		if refuse {
+			Refuse(w)
+		}
+		_, _ = w.WriteString("{\"message\":\"not \u001b[31mhere\"}")
+		return w.Result(), nil
+	}), "boot-1")
+	ask := func() error {
+		_, err := rt.RoundTrip(httptest.NewRequest(http.MethodPost, "http://x/y", nil))
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Error(err)
+	}
+	if Misdirected(at, "boot-1") || !Misdirected(at, "boot-2") || Misdirected(httptest.NewRequest(http.MethodPost, "/y", nil), "boot-1") {
+		t.Error("who is meant is not known")
+	}
+	refuse = true
+	var no ErrPeer
+	if err := ask(); !errors.As(err, &no) || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestAProofIsGoodOnce(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	v := NewVerifier(fixed(keyA), func() time.Time { return now }, 100)
 	r := signed(t, fixed(keyA), now, "x")
 	again := r.Clone(t.Context())
 	again.Body = io.NopCloser(strings.NewReader("x"))
-	if err := v.Check(r); err != nil {
+	if _, err := v.Check(r); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // also when the window has turned
-		if err := v.Check(again); err == nil {
+		if _, err := v.Check(again); err == nil {
 			t.Error("a proof was good twice")
 		}
 		again.Body = io.NopCloser(strings.NewReader("x"))
@@ -125,7 +233,7 @@ func TestAProofIsGoodOnce(t *testing.T) {
 }
 
 func TestNothingIsSentWithoutAKey(t *testing.T) {
-	rt := Sign(fixed(), time.Now, roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("sent") }))
+	rt := Sign(fixed(), time.Now, 100, roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("sent") }))
 	if _, err := rt.RoundTrip(httptest.NewRequest(http.MethodPost, "http://x/y", nil)); !errors.Is(err, errNoKey) {
 		t.Error(err)
 	}

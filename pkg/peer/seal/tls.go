@@ -117,7 +117,7 @@ func (c *Certs) verify(cs tls.ConnectionState, usage x509.ExtKeyUsage) error {
 // handshake, and their roles by Allowed.
 func (c *Certs) Server() *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, ClientAuth: tls.RequireAnyClientCert,
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequireAnyClientCert,
 		SessionTicketsDisabled: true, // a resumed session would not see new files
 		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.files.get().cert, nil },
 		VerifyConnection:       func(cs tls.ConnectionState) error { return c.verify(cs, x509.ExtKeyUsageClientAuth) },
@@ -153,17 +153,27 @@ func Callers(procedure string) []string {
 	return callers[procedure[:strings.LastIndexByte(procedure, '/')+1]]
 }
 
+// The reasons of refusals.
+const (
+	errNoCertificate = ErrProof("a certificate of the cluster is needed")
+	errRoles         = ErrProof("the roles of the caller's certificate may not call this")
+)
+
 // Allowed checks that the certificate of the caller names a role that may call
 // the procedure. Errors: an ErrProof.
-func (c *Certs) Allowed(r *http.Request) error {
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		return ErrProof("a certificate of the cluster is needed")
+func (c *Certs) Allowed(r *http.Request) error { return c.May(r.TLS, r.URL.Path) }
+
+// May is Allowed for a caller that shows its certificates in another way than by
+// a request.
+func (c *Certs) May(shown *tls.ConnectionState, procedure string) error {
+	if shown == nil || len(shown.PeerCertificates) == 0 {
+		return errNoCertificate
 	}
-	may := Callers(r.URL.Path)
-	for _, role := range rolesOf(r.TLS.PeerCertificates[0], c.cluster) {
+	may := Callers(procedure)
+	for _, role := range rolesOf(shown.PeerCertificates[0], c.cluster) {
 		if slices.Contains(may, role) {
 			return nil
 		}
 	}
-	return ErrProof("the roles of the caller's certificate may not call this")
+	return errRoles
 }

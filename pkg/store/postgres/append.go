@@ -28,13 +28,21 @@ func (s *Store) Append(ctx context.Context, rows []store.AppendRow) ([]store.App
 	if len(rows) > store.MaxAppendRows {
 		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, opAppend, "more than %d rows", store.MaxAppendRows)
 	}
+	out, err := s.numbered(ctx, rows)
+	if gone := displacedBy(err); gone != nil {
+		return s.appendWithout(ctx, rows, gone)
+	}
+	return out, fault(opAppend, err)
+}
+
+// numbered stores rows with the numbers of the store's allocator.
+func (s *Store) numbered(ctx context.Context, rows []store.AppendRow) ([]store.AppendResult, error) {
 	if s.owner != nil {
-		out, err := s.owner.append(ctx, rows)
-		return out, fault(opAppend, err)
+		return s.owner.append(ctx, rows)
 	}
 	b := newBatch(rows)
 	if err := s.commit(ctx, b); err != nil {
-		return nil, fault(opAppend, err)
+		return nil, err
 	}
 	return b.out, nil
 }
@@ -91,6 +99,12 @@ func (s *Store) try(ctx context.Context, b *batch, makes bool) ([]answer, error)
 	query, args := sqlAppend, []any{makes, b.ids, b.patient, b.hasty, b.ci, b.senders, b.peers, b.mayMake, b.keys, b.hashes, b.messageIDs, b.kinds, b.countables, b.targets, b.bodies}
 	if p := b.proof; p != nil {
 		query, args = sqlAppendSegment, append([]any{p.shards, p.fences, p.firsts}, args...)
+	}
+	if x := b.sessions; x != nil {
+		query, args = sqlAppendProved, append(args, x.users, x.logins, x.devices, x.epochs)
+		if b.proof != nil {
+			query = sqlAppendSegmentProved
+		}
 	}
 	return call(ctx, s.appends, true, func(ctx context.Context, c *pgx.Conn) ([]answer, error) {
 		rows, err := c.Query(ctx, query, args...)
@@ -173,6 +187,8 @@ type batch struct {
 	separable bool
 	// proof is under what right its rows are numbered; nil = the store numbers.
 	proof *proof
+	// sessions are the senders that are compared; nil = none is.
+	sessions *senders
 
 	ids        []string // each in patient or hasty too
 	patient    []string // to be waited for
@@ -203,7 +219,7 @@ type rowKey struct {
 
 // newBatch sorts rows. Those that have no key are answered at once.
 func newBatch(rows []store.AppendRow) *batch {
-	b := &batch{rows: rows, out: make([]store.AppendResult, len(rows)), separable: true}
+	b := &batch{rows: rows, out: make([]store.AppendResult, len(rows)), separable: true, sessions: sendersOf(rows)}
 	order := make([]int, 0, len(rows))
 	runs := make(map[int]im.ConversationID, len(rows))
 	hasty := map[im.ConversationID]bool{}

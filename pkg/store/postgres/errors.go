@@ -25,6 +25,7 @@ const (
 	codeToMake      = "IM001" // of imd_append_transaction
 	codeFenced      = "IM002" // of imd_prove
 	codeOvertaken   = "IM003" // of imd_append_segment
+	codeDisplaced   = "IM004" // of imd_sessions
 	codeReadOnly    = "25006"
 	codeDiskFull    = "53100"
 	codeCorrupt     = "XX001"

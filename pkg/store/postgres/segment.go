@@ -176,11 +176,10 @@ func (o *owner) rightsTo(ctx context.Context, needs []segment.Need) (rights, err
 		fx := o.step(r, segment.Want{Needs: needs})
 		switch {
 		case len(fx.Take) > 0:
-			after := o.early(ctx, needs)
+			o.early(ctx, needs)
 			if err := o.take(ctx, r, false, fx.Take); err != nil {
 				return rights{}, err
 			}
-			after()
 		case len(fx.Reserve) > 0:
 			if err := o.reserve(ctx, fx.Reserve); err != nil {
 				return rights{}, err
@@ -303,6 +302,9 @@ const sqlReserve = `SELECT conversation, after, upto FROM imd_reserve($1, $2, $3
 // reserve reserves segments and tells the machine. Conversations whose row
 // somebody holds get none now.
 func (o *owner) reserve(ctx context.Context, list []segment.Reservation) error {
+	if list = o.reserved(list); len(list) == 0 {
+		return nil
+	}
 	slices.SortFunc(list, func(a, b segment.Reservation) int { return strings.Compare(a.Conv, b.Conv) })
 	byConv := make(map[string]segment.Reservation, len(list))
 	shards, convs, counts := map[int]int64{}, make([]string, len(list)), make([]int64, len(list))

@@ -12,4 +12,6 @@ import (
 
 func (o *owner) weaken(context.Context) error { return nil }
 
-func (o *owner) early(context.Context, []segment.Need) (after func()) { return func() {} }
+func (o *owner) early(context.Context, []segment.Need) {}
+
+func (o *owner) reserved(list []segment.Reservation) []segment.Reservation { return list }

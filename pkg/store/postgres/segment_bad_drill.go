@@ -4,7 +4,9 @@ package postgres
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,16 +52,30 @@ func (o *owner) weaken(ctx context.Context) error {
 	return err
 }
 
+// tooEarly are the numbers that the known-bad build head-before-takeover has
+// reserved and not used, by conversation.
+var tooEarly = struct {
+	sync.Mutex
+	of map[string]segment.Reserved
+}{of: map[string]segment.Reserved{}}
+
 // early reserves, in the known-bad build head-before-takeover, above where
-// conversations have come to before their shards are taken over; after is for
-// when they are.
-func (o *owner) early(ctx context.Context, needs []segment.Need) (after func()) {
+// conversations have come to before their shards are taken over.
+func (o *owner) early(ctx context.Context, needs []segment.Need) {
 	if !failpoint.Bad(failpoint.EarlyHead) {
-		return func() {}
+		return
 	}
-	convs, counts := make([]string, len(needs)), make([]int64, len(needs))
-	for i, n := range needs {
-		convs[i], counts[i] = n.Conv, n.Rows+10
+	tooEarly.Lock()
+	defer tooEarly.Unlock()
+	var convs []string
+	var counts []int64
+	for _, n := range needs {
+		if _, ok := tooEarly.of[n.Conv]; !ok {
+			convs, counts = append(convs, n.Conv), append(counts, n.Rows+10)
+		}
+	}
+	if len(convs) == 0 {
+		return
 	}
 	got, err := call(ctx, o.pool, true, func(ctx context.Context, c *pgx.Conn) ([]segment.Reserved, error) {
 		rows, err := c.Query(ctx, sqlReserve, []int32{}, []int64{}, convs, counts) // proves nothing
@@ -71,20 +87,49 @@ func (o *owner) early(ctx context.Context, needs []segment.Need) (after func()) 
 		})
 	})
 	if err != nil {
-		return func() {}
+		return
 	}
-	time.Sleep(window)
-	return func() {
-		for _, g := range got {
-			for _, n := range needs {
-				if n.Conv != g.Conv {
-					continue
-				}
-				if fx := o.step(store.Ring{}, segment.Want{Needs: []segment.Need{n}}); len(fx.Reserve) == 1 {
-					g.Shard, g.Fence = n.Shard, fx.Reserve[0].Fence
-					o.step(store.Ring{}, g)
-				}
-			}
+	for _, g := range got {
+		tooEarly.of[g.Conv] = g
+	}
+	o.outrun(ctx, got)
+}
+
+// reserved gives what was reserved too early to those who ask for numbers, and
+// returns what is still to be reserved.
+func (o *owner) reserved(list []segment.Reservation) []segment.Reservation {
+	tooEarly.Lock()
+	defer tooEarly.Unlock()
+	return slices.DeleteFunc(list, func(f segment.Reservation) bool {
+		g, ok := tooEarly.of[f.Conv]
+		if ok {
+			delete(tooEarly.of, f.Conv)
+			g.Shard, g.Fence = f.Shard, f.Fence
+			o.step(store.Ring{}, g)
+		}
+		return ok
+	})
+}
+
+// outrunIn is how long a defect waits for the present owner.
+const outrunIn = 2 * time.Second
+
+// outrun waits until the present owner of a conversation that is being written has
+// gone above numbers that were reserved too early, so that the defect does not
+// depend on who is faster.
+func (o *owner) outrun(ctx context.Context, early []segment.Reserved) {
+	convs, upto := make([]string, len(early)), make([]int64, len(early))
+	for i, g := range early {
+		convs[i], upto[i] = g.Conv, g.Upto
+	}
+	for end := time.Now().Add(outrunIn); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		passed, err := call(ctx, o.pool, true, func(ctx context.Context, c *pgx.Conn) (passed bool, err error) {
+			err = c.QueryRow(ctx, `SELECT coalesce(bool_or(c.head > e.upto), true) FROM conversation c, unnest($1::text[], $2::bigint[]) AS e (id, upto)
+			  WHERE c.id = e.id AND c.head > 0`, convs, upto).Scan(&passed)
+			return passed, err
+		})
+		if passed || err != nil {
+			return
 		}
 	}
 }

@@ -65,7 +65,10 @@ func (t *tx) send(row *store.AppendRow) (store.AppendResult, error) {
 	if err != nil {
 		return store.AppendResult{}, err
 	}
-	refused, err := t.mayWrite(c, row.Sender)
+	refused, err := t.displaced(row)
+	if err == nil && refused == nil {
+		refused, err = t.mayWrite(c, row.Sender)
+	}
 	if err != nil {
 		return store.AppendResult{}, err
 	}

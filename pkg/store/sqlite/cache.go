@@ -18,6 +18,8 @@ const (
 	cacheMembers = 20_000
 	// cacheBlocks bounds the pairs of users in memory.
 	cacheBlocks = 50_000
+	// cacheSessions bounds the notes of sessions in memory.
+	cacheSessions = 50_000
 )
 
 // conversation is a row of the table, as the writer's next transaction would
@@ -50,10 +52,12 @@ type cache struct {
 	order  *list.List // of *conversation, newest first
 	weight int
 	blocks map[[2]im.UserID]bool
+	// sessions are notes as they are committed, also that there is none.
+	sessions map[sessionKey]sessionRow
 }
 
 func newCache() *cache {
-	return &cache{convs: map[im.ConversationID]*conversation{}, order: list.New(), blocks: map[[2]im.UserID]bool{}}
+	return &cache{convs: map[im.ConversationID]*conversation{}, order: list.New(), blocks: map[[2]im.UserID]bool{}, sessions: map[sessionKey]sessionRow{}}
 }
 
 func (h *cache) get(id im.ConversationID) *conversation {
@@ -95,6 +99,9 @@ func (h *cache) trim() {
 	}
 	if len(h.blocks) > cacheBlocks {
 		clear(h.blocks)
+	}
+	if len(h.sessions) > cacheSessions {
+		clear(h.sessions)
 	}
 }
 

@@ -147,7 +147,12 @@ func (s *Store) Expire(ctx context.Context, p store.Proof, now time.Time) (int, 
 			return err
 		}
 		rows, err = t.exec(`DELETE FROM revocation WHERE until_ms <= ?`, now.UnixMilli())
-		t.changed = rows > 0
+		if err != nil {
+			return err
+		}
+		sessions, err := t.exec(`DELETE FROM session WHERE until_ms <= ?`, now.UnixMilli())
+		t.changed = rows+sessions > 0
+		clear(t.cache.sessions)
 		return err
 	})
 	if err != nil {

@@ -45,6 +45,7 @@ type tx struct {
 	dirty   []*conversation          // changed in memory: flushed before, dropped if it fails
 	grown   map[*conversation]im.Seq // heads before those that have new entries
 	feeds   *bool                    // what feeding is to become
+	proving bool                     // it changes notes of sessions
 }
 
 // run gives fn a transaction and commits it if fn changed something. fn's error

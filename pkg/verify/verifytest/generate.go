@@ -222,7 +222,7 @@ func (g *generator) write() {
 		g.fate(m, l)
 		g.sends, c.log = append(g.sends, m), append(c.log, m)
 	}
-	g.ended = span + 10*second
+	g.ended = span + 40*second
 }
 
 // fate decides how a send goes.

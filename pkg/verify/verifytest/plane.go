@@ -48,6 +48,11 @@ func (g *generator) plane() {
 	for _, n := range observers[:2] {
 		add("node-w3.log", history.Record{T: diesNot, Kind: history.Seen, User: "w3", Device: n, Entry: n + "-1"})
 	}
+	for i, t := 0, second; t < g.ended; i, t = i+1, t+g.between(2*second, 5*second) {
+		for _, o := range observers[:2] {
+			add("control.log", history.Record{T: t + g.between(0, 300*ms), Kind: history.Ring, User: o, N: int64(i + 7)})
+		}
+	}
 	g.changes(add)
 	g.terms(add)
 	for i := range 50 {

@@ -21,15 +21,22 @@ func (g *generator) report() {
 		}
 	}
 	for i, f := range g.faults {
-		name := fmt.Sprintf("kill-%d", i)
+		name := fmt.Sprintf("%d kill", i+1)
 		g.add("faults.log", history.Record{T: f[0], Kind: history.Fault, Name: name})
 		g.add("faults.log", history.Record{T: f[1], Kind: history.Fault, Name: name, Stop: true})
+	}
+	if g.size.Faults > 0 { // one that clients must not feel, at the end
+		aside := history.Record{T: max(g.healed-calm+slack, second), Kind: history.Fault, Name: "99 etcd-outage", Entry: history.Aside}
+		g.add("faults.log", aside)
+		aside.T, aside.Stop = g.healed, true
+		g.add("faults.log", aside)
 	}
 	for _, c := range g.convs {
 		g.final(c)
 	}
 	if !g.size.Plain {
 		g.plane()
+		g.where()
 	}
 }
 

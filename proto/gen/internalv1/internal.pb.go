@@ -83,8 +83,11 @@ type Run struct {
 	// the conversation must exist.
 	PeerId string `protobuf:"bytes,3,opt,name=peer_id,json=peerId,proto3" json:"peer_id,omitempty"`
 	// The session that sends and gets no deliver; empty = none.
-	SessionId     string     `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Sends         []*RunSend `protobuf:"bytes,5,rep,name=sends,proto3" json:"sends,omitempty"`
+	SessionId string     `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Sends     []*RunSend `protobuf:"bytes,5,rep,name=sends,proto3" json:"sends,omitempty"`
+	// The session's rank: sends of one that was displaced are answered ACK_RETRY
+	// with the reason superseded or replaced, and not stored. None = not compared.
+	Proof         *SessionProof `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -154,6 +157,74 @@ func (x *Run) GetSends() []*RunSend {
 	return nil
 }
 
+func (x *Run) GetProof() *SessionProof {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+// SessionProof is the rank of a session among those of its login and device.
+type SessionProof struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LoginId       string                 `protobuf:"bytes,1,opt,name=login_id,json=loginId,proto3" json:"login_id,omitempty"`
+	DeviceId      string                 `protobuf:"bytes,2,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	RouteEpoch    uint64                 `protobuf:"varint,3,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionProof) Reset() {
+	*x = SessionProof{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionProof) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionProof) ProtoMessage() {}
+
+func (x *SessionProof) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionProof.ProtoReflect.Descriptor instead.
+func (*SessionProof) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SessionProof) GetLoginId() string {
+	if x != nil {
+		return x.LoginId
+	}
+	return ""
+}
+
+func (x *SessionProof) GetDeviceId() string {
+	if x != nil {
+		return x.DeviceId
+	}
+	return ""
+}
+
+func (x *SessionProof) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
+}
+
 // RunSend is one send of a run.
 type RunSend struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -164,14 +235,16 @@ type RunSend struct {
 	Content   *clientv1.Content  `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
 	TargetSeq int64              `protobuf:"varint,5,opt,name=target_seq,json=targetSeq,proto3" json:"target_seq,omitempty"`
 	// SHA-256 over kind, target and content in canonical form.
-	BodyHash      []byte `protobuf:"bytes,6,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
+	BodyHash []byte `protobuf:"bytes,6,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
+	// W3C trace context of the send, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,7,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunSend) Reset() {
 	*x = RunSend{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -183,7 +256,7 @@ func (x *RunSend) String() string {
 func (*RunSend) ProtoMessage() {}
 
 func (x *RunSend) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[2]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -196,7 +269,7 @@ func (x *RunSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSend.ProtoReflect.Descriptor instead.
 func (*RunSend) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{2}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunSend) GetClientMessageId() string {
@@ -241,6 +314,13 @@ func (x *RunSend) GetBodyHash() []byte {
 	return nil
 }
 
+func (x *RunSend) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 // SubmitResponse has the results of each run, in the order of the request.
 type SubmitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -251,7 +331,7 @@ type SubmitResponse struct {
 
 func (x *SubmitResponse) Reset() {
 	*x = SubmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -263,7 +343,7 @@ func (x *SubmitResponse) String() string {
 func (*SubmitResponse) ProtoMessage() {}
 
 func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[3]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,7 +356,7 @@ func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResponse.ProtoReflect.Descriptor instead.
 func (*SubmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{3}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SubmitResponse) GetRuns() []*RunResult {
@@ -296,7 +376,7 @@ type RunResult struct {
 
 func (x *RunResult) Reset() {
 	*x = RunResult{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +388,7 @@ func (x *RunResult) String() string {
 func (*RunResult) ProtoMessage() {}
 
 func (x *RunResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[4]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +401,7 @@ func (x *RunResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResult.ProtoReflect.Descriptor instead.
 func (*RunResult) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{4}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunResult) GetAcks() []*clientv1.SendAck {
@@ -356,7 +436,7 @@ type ChangeRequest struct {
 
 func (x *ChangeRequest) Reset() {
 	*x = ChangeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +448,7 @@ func (x *ChangeRequest) String() string {
 func (*ChangeRequest) ProtoMessage() {}
 
 func (x *ChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[5]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +461,7 @@ func (x *ChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{5}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ChangeRequest) GetConversationId() string {
@@ -534,7 +614,7 @@ type CreateGroup struct {
 
 func (x *CreateGroup) Reset() {
 	*x = CreateGroup{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +626,7 @@ func (x *CreateGroup) String() string {
 func (*CreateGroup) ProtoMessage() {}
 
 func (x *CreateGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[6]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +639,7 @@ func (x *CreateGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroup.ProtoReflect.Descriptor instead.
 func (*CreateGroup) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{6}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateGroup) GetName() string {
@@ -593,7 +673,7 @@ type Rename struct {
 
 func (x *Rename) Reset() {
 	*x = Rename{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +685,7 @@ func (x *Rename) String() string {
 func (*Rename) ProtoMessage() {}
 
 func (x *Rename) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[7]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +698,7 @@ func (x *Rename) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rename.ProtoReflect.Descriptor instead.
 func (*Rename) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{7}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Rename) GetName() string {
@@ -637,7 +717,7 @@ type CloseGroup struct {
 
 func (x *CloseGroup) Reset() {
 	*x = CloseGroup{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +729,7 @@ func (x *CloseGroup) String() string {
 func (*CloseGroup) ProtoMessage() {}
 
 func (x *CloseGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[8]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +742,7 @@ func (x *CloseGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseGroup.ProtoReflect.Descriptor instead.
 func (*CloseGroup) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{8}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{9}
 }
 
 // AddMembers adds users.
@@ -675,7 +755,7 @@ type AddMembers struct {
 
 func (x *AddMembers) Reset() {
 	*x = AddMembers{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +767,7 @@ func (x *AddMembers) String() string {
 func (*AddMembers) ProtoMessage() {}
 
 func (x *AddMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[9]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +780,7 @@ func (x *AddMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMembers.ProtoReflect.Descriptor instead.
 func (*AddMembers) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{9}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddMembers) GetUserIds() []string {
@@ -720,7 +800,7 @@ type RemoveMembers struct {
 
 func (x *RemoveMembers) Reset() {
 	*x = RemoveMembers{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +812,7 @@ func (x *RemoveMembers) String() string {
 func (*RemoveMembers) ProtoMessage() {}
 
 func (x *RemoveMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[10]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +825,7 @@ func (x *RemoveMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMembers.ProtoReflect.Descriptor instead.
 func (*RemoveMembers) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{10}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveMembers) GetUserIds() []string {
@@ -766,7 +846,7 @@ type SetRole struct {
 
 func (x *SetRole) Reset() {
 	*x = SetRole{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +858,7 @@ func (x *SetRole) String() string {
 func (*SetRole) ProtoMessage() {}
 
 func (x *SetRole) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[11]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +871,7 @@ func (x *SetRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRole.ProtoReflect.Descriptor instead.
 func (*SetRole) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{11}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetRole) GetUserId() string {
@@ -817,7 +897,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +909,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[12]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +922,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{12}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{13}
 }
 
 // ChangeResponse names the entry that was written.
@@ -857,7 +937,7 @@ type ChangeResponse struct {
 
 func (x *ChangeResponse) Reset() {
 	*x = ChangeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +949,7 @@ func (x *ChangeResponse) String() string {
 func (*ChangeResponse) ProtoMessage() {}
 
 func (x *ChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[13]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +962,7 @@ func (x *ChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeResponse.ProtoReflect.Descriptor instead.
 func (*ChangeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{13}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChangeResponse) GetConversationId() string {
@@ -916,7 +996,7 @@ type MarkRequest struct {
 
 func (x *MarkRequest) Reset() {
 	*x = MarkRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1008,7 @@ func (x *MarkRequest) String() string {
 func (*MarkRequest) ProtoMessage() {}
 
 func (x *MarkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[14]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1021,7 @@ func (x *MarkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkRequest.ProtoReflect.Descriptor instead.
 func (*MarkRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{14}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MarkRequest) GetMarks() []*Mark {
@@ -969,7 +1049,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1061,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[15]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1074,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{15}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Mark) GetConversationId() string {
@@ -1049,7 +1129,7 @@ type MarkResponse struct {
 
 func (x *MarkResponse) Reset() {
 	*x = MarkResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1141,7 @@ func (x *MarkResponse) String() string {
 func (*MarkResponse) ProtoMessage() {}
 
 func (x *MarkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[16]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1154,7 @@ func (x *MarkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkResponse.ProtoReflect.Descriptor instead.
 func (*MarkResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{16}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MarkResponse) GetResults() []*MarkResult {
@@ -1097,7 +1177,7 @@ type MarkResult struct {
 
 func (x *MarkResult) Reset() {
 	*x = MarkResult{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1189,7 @@ func (x *MarkResult) String() string {
 func (*MarkResult) ProtoMessage() {}
 
 func (x *MarkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[17]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1202,7 @@ func (x *MarkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkResult.ProtoReflect.Descriptor instead.
 func (*MarkResult) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{17}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MarkResult) GetReceipt() *clientv1.Receipt {
@@ -1156,7 +1236,7 @@ type SyncRequest struct {
 
 func (x *SyncRequest) Reset() {
 	*x = SyncRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1248,7 @@ func (x *SyncRequest) String() string {
 func (*SyncRequest) ProtoMessage() {}
 
 func (x *SyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[18]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1261,7 @@ func (x *SyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
 func (*SyncRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{18}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SyncRequest) GetUserId() string {
@@ -1236,7 +1316,7 @@ type SyncResponse struct {
 
 func (x *SyncResponse) Reset() {
 	*x = SyncResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1328,7 @@ func (x *SyncResponse) String() string {
 func (*SyncResponse) ProtoMessage() {}
 
 func (x *SyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[19]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1341,7 @@ func (x *SyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncResponse.ProtoReflect.Descriptor instead.
 func (*SyncResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{19}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SyncResponse) GetResult() *clientv1.SyncResult {
@@ -1287,7 +1367,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1379,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[20]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1392,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{20}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HistoryRequest) GetUserId() string {
@@ -1353,7 +1433,7 @@ type HistoryResponse struct {
 
 func (x *HistoryResponse) Reset() {
 	*x = HistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1445,7 @@ func (x *HistoryResponse) String() string {
 func (*HistoryResponse) ProtoMessage() {}
 
 func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1458,7 @@ func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
 func (*HistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HistoryResponse) GetResult() *clientv1.HistoryResult {
@@ -1404,7 +1484,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1496,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1509,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MembersRequest) GetConversationId() string {
@@ -1475,7 +1555,7 @@ type MembersResponse struct {
 
 func (x *MembersResponse) Reset() {
 	*x = MembersResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1567,7 @@ func (x *MembersResponse) String() string {
 func (*MembersResponse) ProtoMessage() {}
 
 func (x *MembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1580,7 @@ func (x *MembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
 func (*MembersResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MembersResponse) GetMembers() []*Member {
@@ -1553,7 +1633,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1645,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1658,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Member) GetUserId() string {
@@ -1629,7 +1709,7 @@ type HeadsRequest struct {
 
 func (x *HeadsRequest) Reset() {
 	*x = HeadsRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1721,7 @@ func (x *HeadsRequest) String() string {
 func (*HeadsRequest) ProtoMessage() {}
 
 func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1734,7 @@ func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsRequest.ProtoReflect.Descriptor instead.
 func (*HeadsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HeadsRequest) GetUserIds() []string {
@@ -1685,7 +1765,7 @@ type HeadsResponse struct {
 
 func (x *HeadsResponse) Reset() {
 	*x = HeadsResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1777,7 @@ func (x *HeadsResponse) String() string {
 func (*HeadsResponse) ProtoMessage() {}
 
 func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1790,7 @@ func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsResponse.ProtoReflect.Descriptor instead.
 func (*HeadsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HeadsResponse) GetHeads() []*UserHead {
@@ -1746,7 +1826,7 @@ type UserHead struct {
 
 func (x *UserHead) Reset() {
 	*x = UserHead{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1838,7 @@ func (x *UserHead) String() string {
 func (*UserHead) ProtoMessage() {}
 
 func (x *UserHead) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1851,7 @@ func (x *UserHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserHead.ProtoReflect.Descriptor instead.
 func (*UserHead) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UserHead) GetUserId() string {
@@ -1807,7 +1887,7 @@ type ClearHistoryRequest struct {
 
 func (x *ClearHistoryRequest) Reset() {
 	*x = ClearHistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1899,7 @@ func (x *ClearHistoryRequest) String() string {
 func (*ClearHistoryRequest) ProtoMessage() {}
 
 func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1912,7 @@ func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ClearHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClearHistoryRequest) GetConversationId() string {
@@ -1866,7 +1946,7 @@ type ClearHistoryResponse struct {
 
 func (x *ClearHistoryResponse) Reset() {
 	*x = ClearHistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1958,7 @@ func (x *ClearHistoryResponse) String() string {
 func (*ClearHistoryResponse) ProtoMessage() {}
 
 func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1971,7 @@ func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ClearHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ClearHistoryResponse) GetStart() int64 {
@@ -1910,7 +1990,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2002,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2015,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
 }
 
 // HealthResponse is empty: every lane answered.
@@ -1948,7 +2028,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2040,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2053,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HealthResponse) GetDataEpoch() string {
@@ -1993,7 +2073,7 @@ type UserRequest struct {
 
 func (x *UserRequest) Reset() {
 	*x = UserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2085,7 @@ func (x *UserRequest) String() string {
 func (*UserRequest) ProtoMessage() {}
 
 func (x *UserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2098,7 @@ func (x *UserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRequest.ProtoReflect.Descriptor instead.
 func (*UserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UserRequest) GetUserId() string {
@@ -2040,7 +2120,7 @@ type UserResponse struct {
 
 func (x *UserResponse) Reset() {
 	*x = UserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2132,7 @@ func (x *UserResponse) String() string {
 func (*UserResponse) ProtoMessage() {}
 
 func (x *UserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2145,7 @@ func (x *UserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserResponse.ProtoReflect.Descriptor instead.
 func (*UserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UserResponse) GetUserId() string {
@@ -2100,7 +2180,7 @@ type SetUserRequest struct {
 
 func (x *SetUserRequest) Reset() {
 	*x = SetUserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2192,7 @@ func (x *SetUserRequest) String() string {
 func (*SetUserRequest) ProtoMessage() {}
 
 func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2205,7 @@ func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserRequest.ProtoReflect.Descriptor instead.
 func (*SetUserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetUserRequest) GetUserId() string {
@@ -2151,7 +2231,7 @@ type SetUserResponse struct {
 
 func (x *SetUserResponse) Reset() {
 	*x = SetUserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2243,7 @@ func (x *SetUserResponse) String() string {
 func (*SetUserResponse) ProtoMessage() {}
 
 func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2256,7 @@ func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserResponse.ProtoReflect.Descriptor instead.
 func (*SetUserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
 }
 
 // SetBlockRequest sets or lifts a block.
@@ -2193,7 +2273,7 @@ type SetBlockRequest struct {
 
 func (x *SetBlockRequest) Reset() {
 	*x = SetBlockRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2285,7 @@ func (x *SetBlockRequest) String() string {
 func (*SetBlockRequest) ProtoMessage() {}
 
 func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2298,7 @@ func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockRequest.ProtoReflect.Descriptor instead.
 func (*SetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetBlockRequest) GetUserId() string {
@@ -2251,7 +2331,7 @@ type SetBlockResponse struct {
 
 func (x *SetBlockResponse) Reset() {
 	*x = SetBlockResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2343,7 @@ func (x *SetBlockResponse) String() string {
 func (*SetBlockResponse) ProtoMessage() {}
 
 func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2356,7 @@ func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockResponse.ProtoReflect.Descriptor instead.
 func (*SetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
 }
 
 // AdmitRequest describes a login that wants a session.
@@ -2291,7 +2371,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2383,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2396,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -2352,7 +2432,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2444,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2457,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -2410,7 +2490,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2502,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2515,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -2475,7 +2555,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2567,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2580,129 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+}
+
+// ProveRequest says which sessions a claim displaced.
+type ProveRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Who claims. Sessions of this login and device with a lower route epoch are
+	// superseded.
+	Session *SessionProof `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// The route store is away: give an epoch above all that are known here, and at
+	// least that of session.
+	Rank bool `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Sessions of other logins that the claim replaced; their sends are refused
+	// up to the route epoch of session.
+	Replaced      []*SessionProof `protobuf:"bytes,4,rep,name=replaced,proto3" json:"replaced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveRequest) Reset() {
+	*x = ProveRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveRequest) ProtoMessage() {}
+
+func (x *ProveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
+func (*ProveRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ProveRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *ProveRequest) GetSession() *SessionProof {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *ProveRequest) GetRank() bool {
+	if x != nil {
+		return x.Rank
+	}
+	return false
+}
+
+func (x *ProveRequest) GetReplaced() []*SessionProof {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+// ProveResponse says how the login and device stand.
+type ProveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The highest route epoch that was proved; above the one of the request, a
+	// newer session was faster.
+	RouteEpoch    uint64 `protobuf:"varint,1,opt,name=route_epoch,json=routeEpoch,proto3" json:"route_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveResponse) Reset() {
+	*x = ProveResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveResponse) ProtoMessage() {}
+
+func (x *ProveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
+func (*ProveResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ProveResponse) GetRouteEpoch() uint64 {
+	if x != nil {
+		return x.RouteEpoch
+	}
+	return 0
 }
 
 // ApiKey is one stored API key.
@@ -2519,7 +2721,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2733,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2746,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -2599,7 +2801,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2813,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2826,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -2643,7 +2845,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2857,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2870,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
 // KeysRequest asks for keys.
@@ -2682,7 +2884,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +2896,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +2909,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -2727,7 +2929,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2941,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2954,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -2772,7 +2974,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2986,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2999,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -2826,14 +3028,16 @@ type FanoutItem struct {
 	//	*FanoutItem_Head
 	What isFanoutItem_What `protobuf_oneof:"what"`
 	// When the commit was done, for the delivery time; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,9,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,9,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// W3C trace context of the commit, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,10,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +3049,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +3062,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -2937,6 +3141,13 @@ func (x *FanoutItem) GetCommitNs() int64 {
 	return 0
 }
 
+func (x *FanoutItem) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 type isFanoutItem_What interface {
 	isFanoutItem_What()
 }
@@ -2968,7 +3179,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3191,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3204,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3008,7 +3219,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3231,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3244,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3063,7 +3274,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3286,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3299,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3105,7 +3316,7 @@ func (x *LeaderProof) GetToken() int64 {
 	return 0
 }
 
-// Delivery is one frame for many sessions.
+// Delivery is one frame for many sessions, or several one after the other.
 type Delivery struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
@@ -3117,14 +3328,22 @@ type Delivery struct {
 	// The frame is a deliver: it is redelivered until acknowledged.
 	Acked bool `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	// When the commit was done; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,6,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// Of session_ids, the one that does not get this frame, because it wrote what
+	// is in it; empty = all get it.
+	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
+	// Frames of the same conversation for the same sessions, in order, behind this
+	// one. They name no conversation and no sessions, and nothing follows them.
+	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
+	// W3C trace context of the commit, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3355,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3368,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3194,6 +3413,27 @@ func (x *Delivery) GetCommitNs() int64 {
 	return 0
 }
 
+func (x *Delivery) GetExcludeSessionId() string {
+	if x != nil {
+		return x.ExcludeSessionId
+	}
+	return ""
+}
+
+func (x *Delivery) GetFollowing() []*Delivery {
+	if x != nil {
+		return x.Following
+	}
+	return nil
+}
+
+func (x *Delivery) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3204,7 +3444,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3456,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3469,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3257,7 +3497,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3509,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3522,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3330,7 +3570,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3342,7 +3582,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3355,7 +3595,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3375,7 +3615,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3627,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3640,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3420,7 +3660,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3672,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3685,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3461,14 +3701,20 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
 	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\"9\n" +
 	"\rSubmitRequest\x12(\n" +
-	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xaf\x01\n" +
+	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xe4\x01\n" +
 	"\x03Run\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x17\n" +
 	"\apeer_id\x18\x03 \x01(\tR\x06peerId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x04 \x01(\tR\tsessionId\x12.\n" +
-	"\x05sends\x18\x05 \x03(\v2\x18.imd.internal.v1.RunSendR\x05sends\"\xe9\x01\n" +
+	"\x05sends\x18\x05 \x03(\v2\x18.imd.internal.v1.RunSendR\x05sends\x123\n" +
+	"\x05proof\x18\x06 \x01(\v2\x1d.imd.internal.v1.SessionProofR\x05proof\"g\n" +
+	"\fSessionProof\x12\x19\n" +
+	"\blogin_id\x18\x01 \x01(\tR\aloginId\x12\x1b\n" +
+	"\tdevice_id\x18\x02 \x01(\tR\bdeviceId\x12\x1f\n" +
+	"\vroute_epoch\x18\x03 \x01(\x04R\n" +
+	"routeEpoch\"\x8b\x02\n" +
 	"\aRunSend\x12*\n" +
 	"\x11client_message_id\x18\x01 \x01(\tR\x0fclientMessageId\x12\x16\n" +
 	"\x06resend\x18\x02 \x01(\bR\x06resend\x12,\n" +
@@ -3476,7 +3722,8 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\acontent\x18\x04 \x01(\v2\x16.imd.client.v1.ContentR\acontent\x12\x1d\n" +
 	"\n" +
 	"target_seq\x18\x05 \x01(\x03R\ttargetSeq\x12\x1b\n" +
-	"\tbody_hash\x18\x06 \x01(\fR\bbodyHash\"@\n" +
+	"\tbody_hash\x18\x06 \x01(\fR\bbodyHash\x12 \n" +
+	"\vtraceparent\x18\a \x01(\tR\vtraceparent\"@\n" +
 	"\x0eSubmitResponse\x12.\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1a.imd.internal.v1.RunResultR\x04runs\"7\n" +
 	"\tRunResult\x12*\n" +
@@ -3619,7 +3866,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x19\n" +
 	"\buntil_ms\x18\x04 \x01(\x03R\auntilMs\"\x10\n" +
-	"\x0eRevokeResponse\"\xaa\x01\n" +
+	"\x0eRevokeResponse\"\xaf\x01\n" +
+	"\fProveRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x127\n" +
+	"\asession\x18\x02 \x01(\v2\x1d.imd.internal.v1.SessionProofR\asession\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\bR\x04rank\x129\n" +
+	"\breplaced\x18\x04 \x03(\v2\x1d.imd.internal.v1.SessionProofR\breplaced\"0\n" +
+	"\rProveResponse\x12\x1f\n" +
+	"\vroute_epoch\x18\x01 \x01(\x04R\n" +
+	"routeEpoch\"\xaa\x01\n" +
 	"\x06ApiKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -3638,7 +3893,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\fKeysResponse\x12+\n" +
 	"\x04keys\x18\x01 \x03(\v2\x17.imd.internal.v1.ApiKeyR\x04keys\"B\n" +
 	"\rFanoutRequest\x121\n" +
-	"\x05items\x18\x01 \x03(\v2\x1b.imd.internal.v1.FanoutItemR\x05items\"\xff\x02\n" +
+	"\x05items\x18\x01 \x03(\v2\x1b.imd.internal.v1.FanoutItemR\x05items\"\xa1\x03\n" +
 	"\n" +
 	"FanoutItem\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12%\n" +
@@ -3649,7 +3904,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05entry\x18\x06 \x01(\v2\x14.imd.client.v1.EntryH\x00R\x05entry\x122\n" +
 	"\areceipt\x18\a \x01(\v2\x16.imd.client.v1.ReceiptH\x00R\areceipt\x12)\n" +
 	"\x04head\x18\b \x01(\v2\x13.imd.client.v1.HeadH\x00R\x04head\x12\x1b\n" +
-	"\tcommit_ns\x18\t \x01(\x03R\bcommitNsB\x06\n" +
+	"\tcommit_ns\x18\t \x01(\x03R\bcommitNs\x12 \n" +
+	"\vtraceparent\x18\n" +
+	" \x01(\tR\vtraceparentB\x06\n" +
 	"\x04what\"\x10\n" +
 	"\x0eFanoutResponse\"\x81\x01\n" +
 	"\x0eDeliverRequest\x129\n" +
@@ -3659,7 +3916,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xaf\x01\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xb8\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3667,7 +3924,10 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\vsession_ids\x18\x04 \x03(\tR\n" +
 	"sessionIds\x12\x14\n" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
-	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\",\n" +
+	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12,\n" +
+	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
+	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
@@ -3693,13 +3953,14 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
 	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x82\x05\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xd9\x05\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
 	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
-	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
+	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
+	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12R\n" +
 	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
 	"\vPushService\x12X\n" +
@@ -3721,161 +3982,170 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
-	(*RunSend)(nil),                // 2: imd.internal.v1.RunSend
-	(*SubmitResponse)(nil),         // 3: imd.internal.v1.SubmitResponse
-	(*RunResult)(nil),              // 4: imd.internal.v1.RunResult
-	(*ChangeRequest)(nil),          // 5: imd.internal.v1.ChangeRequest
-	(*CreateGroup)(nil),            // 6: imd.internal.v1.CreateGroup
-	(*Rename)(nil),                 // 7: imd.internal.v1.Rename
-	(*CloseGroup)(nil),             // 8: imd.internal.v1.CloseGroup
-	(*AddMembers)(nil),             // 9: imd.internal.v1.AddMembers
-	(*RemoveMembers)(nil),          // 10: imd.internal.v1.RemoveMembers
-	(*SetRole)(nil),                // 11: imd.internal.v1.SetRole
-	(*Leave)(nil),                  // 12: imd.internal.v1.Leave
-	(*ChangeResponse)(nil),         // 13: imd.internal.v1.ChangeResponse
-	(*MarkRequest)(nil),            // 14: imd.internal.v1.MarkRequest
-	(*Mark)(nil),                   // 15: imd.internal.v1.Mark
-	(*MarkResponse)(nil),           // 16: imd.internal.v1.MarkResponse
-	(*MarkResult)(nil),             // 17: imd.internal.v1.MarkResult
-	(*SyncRequest)(nil),            // 18: imd.internal.v1.SyncRequest
-	(*SyncResponse)(nil),           // 19: imd.internal.v1.SyncResponse
-	(*HistoryRequest)(nil),         // 20: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),        // 21: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),         // 22: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),        // 23: imd.internal.v1.MembersResponse
-	(*Member)(nil),                 // 24: imd.internal.v1.Member
-	(*HeadsRequest)(nil),           // 25: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),          // 26: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),               // 27: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),    // 28: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),   // 29: imd.internal.v1.ClearHistoryResponse
-	(*HealthRequest)(nil),          // 30: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),         // 31: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),            // 32: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),           // 33: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),         // 34: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),        // 35: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),        // 36: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),       // 37: imd.internal.v1.SetBlockResponse
-	(*AdmitRequest)(nil),           // 38: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),          // 39: imd.internal.v1.AdmitResponse
-	(*RevokeRequest)(nil),          // 40: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 41: imd.internal.v1.RevokeResponse
-	(*ApiKey)(nil),                 // 42: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),          // 43: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),         // 44: imd.internal.v1.PutKeyResponse
-	(*KeysRequest)(nil),            // 45: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 46: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 47: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 48: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 49: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 50: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 51: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 52: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 53: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 54: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 55: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 56: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 57: imd.internal.v1.ProbeResponse
-	(clientv1.EntryKind)(0),        // 58: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 59: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 60: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 61: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 62: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 63: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 64: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 65: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 66: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 67: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 68: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 69: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 70: imd.client.v1.Head
+	(*SessionProof)(nil),           // 2: imd.internal.v1.SessionProof
+	(*RunSend)(nil),                // 3: imd.internal.v1.RunSend
+	(*SubmitResponse)(nil),         // 4: imd.internal.v1.SubmitResponse
+	(*RunResult)(nil),              // 5: imd.internal.v1.RunResult
+	(*ChangeRequest)(nil),          // 6: imd.internal.v1.ChangeRequest
+	(*CreateGroup)(nil),            // 7: imd.internal.v1.CreateGroup
+	(*Rename)(nil),                 // 8: imd.internal.v1.Rename
+	(*CloseGroup)(nil),             // 9: imd.internal.v1.CloseGroup
+	(*AddMembers)(nil),             // 10: imd.internal.v1.AddMembers
+	(*RemoveMembers)(nil),          // 11: imd.internal.v1.RemoveMembers
+	(*SetRole)(nil),                // 12: imd.internal.v1.SetRole
+	(*Leave)(nil),                  // 13: imd.internal.v1.Leave
+	(*ChangeResponse)(nil),         // 14: imd.internal.v1.ChangeResponse
+	(*MarkRequest)(nil),            // 15: imd.internal.v1.MarkRequest
+	(*Mark)(nil),                   // 16: imd.internal.v1.Mark
+	(*MarkResponse)(nil),           // 17: imd.internal.v1.MarkResponse
+	(*MarkResult)(nil),             // 18: imd.internal.v1.MarkResult
+	(*SyncRequest)(nil),            // 19: imd.internal.v1.SyncRequest
+	(*SyncResponse)(nil),           // 20: imd.internal.v1.SyncResponse
+	(*HistoryRequest)(nil),         // 21: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),        // 22: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),         // 23: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),        // 24: imd.internal.v1.MembersResponse
+	(*Member)(nil),                 // 25: imd.internal.v1.Member
+	(*HeadsRequest)(nil),           // 26: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),          // 27: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),               // 28: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),    // 29: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),   // 30: imd.internal.v1.ClearHistoryResponse
+	(*HealthRequest)(nil),          // 31: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),         // 32: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),            // 33: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),           // 34: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),         // 35: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),        // 36: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),        // 37: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),       // 38: imd.internal.v1.SetBlockResponse
+	(*AdmitRequest)(nil),           // 39: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),          // 40: imd.internal.v1.AdmitResponse
+	(*RevokeRequest)(nil),          // 41: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 42: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),           // 43: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),          // 44: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                 // 45: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),          // 46: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),         // 47: imd.internal.v1.PutKeyResponse
+	(*KeysRequest)(nil),            // 48: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),           // 49: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),          // 50: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),             // 51: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),         // 52: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),         // 53: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),            // 54: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 55: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 56: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 57: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 58: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 59: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 60: imd.internal.v1.ProbeResponse
+	(clientv1.EntryKind)(0),        // 61: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 62: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 63: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 64: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 65: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 66: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 67: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 68: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 69: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 70: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 71: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 72: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 73: imd.client.v1.Head
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
-	2,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	58, // 2: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	59, // 3: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
-	4,  // 4: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	60, // 5: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
-	6,  // 6: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
-	7,  // 7: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
-	8,  // 8: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
-	9,  // 9: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
-	10, // 10: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
-	11, // 11: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
-	12, // 12: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	61, // 13: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
-	15, // 14: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
-	17, // 15: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	62, // 16: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	63, // 17: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	64, // 18: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	65, // 19: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	66, // 20: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	67, // 21: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
-	24, // 22: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	68, // 23: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	61, // 24: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
-	27, // 25: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	42, // 26: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	42, // 27: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	48, // 28: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	69, // 29: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	62, // 30: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	70, // 31: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	52, // 32: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	51, // 33: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	51, // 34: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	0,  // 35: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	5,  // 36: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	14, // 37: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	18, // 38: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	20, // 39: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	22, // 40: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	25, // 41: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	28, // 42: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	30, // 43: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	32, // 44: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	34, // 45: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	36, // 46: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	38, // 47: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	40, // 48: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 49: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	45, // 50: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	47, // 51: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	50, // 52: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	54, // 53: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	56, // 54: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	3,  // 55: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	13, // 56: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	16, // 57: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	19, // 58: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	21, // 59: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	23, // 60: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	26, // 61: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	29, // 62: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	31, // 63: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	33, // 64: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	35, // 65: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	37, // 66: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	39, // 67: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	41, // 68: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 69: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	46, // 70: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	49, // 71: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	53, // 72: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	55, // 73: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	57, // 74: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	55, // [55:75] is the sub-list for method output_type
-	35, // [35:55] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
+	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
+	61, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	62, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
+	63, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
+	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
+	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
+	10, // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
+	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
+	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
+	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
+	64, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
+	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
+	65, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	66, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	67, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	68, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	69, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	70, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
+	71, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	64, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
+	2,  // 27: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,  // 28: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	45, // 29: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	45, // 30: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	51, // 31: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	72, // 32: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	65, // 33: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	73, // 34: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	55, // 35: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	54, // 36: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	55, // 37: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	54, // 38: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	0,  // 39: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 40: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 41: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 42: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 43: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 44: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 45: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 46: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 47: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 48: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 49: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 50: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 51: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	41, // 52: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 53: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	46, // 54: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	48, // 55: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	50, // 56: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	53, // 57: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	57, // 58: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	59, // 59: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	4,  // 60: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 61: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 62: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 63: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 64: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 65: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 66: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 67: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 68: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 69: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 70: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 71: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 72: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	42, // 73: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 74: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	47, // 75: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	49, // 76: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	52, // 77: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	56, // 78: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	58, // 79: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	60, // 80: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	60, // [60:81] is the sub-list for method output_type
+	39, // [39:60] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -3884,7 +4154,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		return
 	}
 	file_imd_internal_v1_call_proto_init()
-	file_imd_internal_v1_internal_proto_msgTypes[5].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[6].OneofWrappers = []any{
 		(*ChangeRequest_Create)(nil),
 		(*ChangeRequest_Rename)(nil),
 		(*ChangeRequest_Close)(nil),
@@ -3893,7 +4163,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[48].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[51].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
@@ -3904,7 +4174,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

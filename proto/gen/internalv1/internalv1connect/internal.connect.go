@@ -61,6 +61,8 @@ const (
 	DirectoryServiceAdmitProcedure = "/imd.internal.v1.DirectoryService/Admit"
 	// DirectoryServiceRevokeProcedure is the procedure name of the DirectoryService's Revoke RPC.
 	DirectoryServiceRevokeProcedure = "/imd.internal.v1.DirectoryService/Revoke"
+	// DirectoryServiceProveProcedure is the procedure name of the DirectoryService's Prove RPC.
+	DirectoryServiceProveProcedure = "/imd.internal.v1.DirectoryService/Prove"
 	// DirectoryServicePutKeyProcedure is the procedure name of the DirectoryService's PutKey RPC.
 	DirectoryServicePutKeyProcedure = "/imd.internal.v1.DirectoryService/PutKey"
 	// DirectoryServiceKeysProcedure is the procedure name of the DirectoryService's Keys RPC.
@@ -485,6 +487,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	directoryServiceProveSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("Prove"),
+			Procedure:        DirectoryServiceProveProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 	directoryServicePutKeySpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -517,6 +527,9 @@ type DirectoryServiceClient interface {
 	// Revoke ends one login or all logins of a user and kicks their sessions.
 	// Idempotent.
 	Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error)
+	// Prove notes in the message store which session of a login and device may
+	// send from now on; see the setting session.strict. Idempotent: newest wins.
+	Prove(context.Context, *internalv1.ProveRequest) (*internalv1.ProveResponse, error)
 	// PutKey stores or revokes an API key. Idempotent.
 	PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error)
 	// Keys lists API keys, or finds one.
@@ -543,6 +556,9 @@ type DirectoryServiceHandler interface {
 	// Revoke ends one login or all logins of a user and kicks their sessions.
 	// Idempotent.
 	Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error)
+	// Prove notes in the message store which session of a login and device may
+	// send from now on; see the setting session.strict. Idempotent: newest wins.
+	Prove(context.Context, *internalv1.ProveRequest) (*internalv1.ProveResponse, error)
 	// PutKey stores or revokes an API key. Idempotent.
 	PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error)
 	// Keys lists API keys, or finds one.
@@ -559,6 +575,7 @@ func RegisterDirectoryServiceHandler(server *connect.Server, svc DirectoryServic
 		connect.Method{Spec: directoryServiceSetBlockSpec(), Handler: adapter.setBlock},
 		connect.Method{Spec: directoryServiceAdmitSpec(), Handler: adapter.admit},
 		connect.Method{Spec: directoryServiceRevokeSpec(), Handler: adapter.revoke},
+		connect.Method{Spec: directoryServiceProveSpec(), Handler: adapter.prove},
 		connect.Method{Spec: directoryServicePutKeySpec(), Handler: adapter.putKey},
 		connect.Method{Spec: directoryServiceKeysSpec(), Handler: adapter.keys},
 	)
@@ -585,6 +602,10 @@ func (UnimplementedDirectoryServiceHandler) Admit(context.Context, *internalv1.A
 
 func (UnimplementedDirectoryServiceHandler) Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Revoke is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) Prove(context.Context, *internalv1.ProveRequest) (*internalv1.ProveResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Prove is not implemented")
 }
 
 func (UnimplementedDirectoryServiceHandler) PutKey(context.Context, *internalv1.PutKeyRequest) (*internalv1.PutKeyResponse, error) {
@@ -634,6 +655,14 @@ func (c *directoryServiceClient) Admit(ctx context.Context, req *internalv1.Admi
 func (c *directoryServiceClient) Revoke(ctx context.Context, req *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error) {
 	var res internalv1.RevokeResponse
 	if err := c.client.CallUnary(ctx, directoryServiceRevokeSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) Prove(ctx context.Context, req *internalv1.ProveRequest) (*internalv1.ProveResponse, error) {
+	var res internalv1.ProveResponse
+	if err := c.client.CallUnary(ctx, directoryServiceProveSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -711,6 +740,18 @@ func (h directoryServiceHandler) revoke(ctx context.Context, _ connect.Spec, str
 		return err
 	}
 	res, err := h.svc.Revoke(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) prove(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ProveRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Prove(ctx, &req)
 	if err != nil {
 		return err
 	}
