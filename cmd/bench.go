@@ -93,7 +93,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	if !in("hot") {
+	if !in("hot", "slow") {
 		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
 	}
 	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
@@ -104,6 +104,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
 	o.Outstanding, o.Size = 1, 128
 	switch {
+	case in("slow"):
+		fl.IntVar(&o.Pairs, "pairs", 5, "stretches with and without a client that does not read, each of --duration")
+		fl.Float64Var(&o.Rate, "rate", 2000, "messages a second of all pairs of devices together")
 	case in("hot"):
 		fl.IntVar(&o.Outstanding, "outstanding", 8, "unanswered messages that each sender into the hot conversation keeps, 1 to 32")
 		fl.Float64Var(&o.Rate, "rate", 500, "messages a second into the other conversations in all")
@@ -200,6 +203,8 @@ func (f *benchFlags) check() error {
 		return usagef("--whole sends one message after the other, without --rate and --outstanding")
 	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
 		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
+	case o.Scenario == "slow" && (o.Conns < 4 || o.Rate == 0 || o.Pairs < 1 || o.Pairs > 1000):
+		return usagef("slow wants a rate, at least 4 of --conns and 1 to 1000 pairs of stretches")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
 	}

@@ -18,6 +18,8 @@
 //     what a delivery does not find here has ended (place.go).
 //   - Routes are refreshed by this node alone, and put back when the store has
 //     lost them (keeper.go). A claim that comes late displaces nobody newer.
+//   - Of those who log in 128 are looked up at once, the others wait for their
+//     turn; nobody who joins waits for the gateway of a session that it displaced.
 //   - Under session.strict a session is welcomed only when its rank is in the
 //     message store, and each of its sends carries it (prove.go).
 //   - Delivers of a conversation rise in seq on a connection; what does not fit
@@ -49,6 +51,6 @@
 // imd_gateway_heads_total, imd_gateway_stale_leader_calls_total, imd_gateway_submit_sends,
 // imd_gateway_routes_refreshed_total{result}, imd_gateway_routes_away,
 // imd_gateway_route_losses_total, imd_gateway_sessions_unclaimed,
-// imd_gateway_outranked_total,
+// imd_gateway_outranked_total, imd_gateway_kicks_lost_total,
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

@@ -118,6 +118,9 @@ type Gateway struct {
 	submitter *submitter
 	keeper    *keeper
 	ended     *endings
+	joins     turns // of those who log in
+	releases  turns // of routes that are given back
+	kicks     *kicks
 	requests  chan struct{} // holds one for each request in work
 
 	quietTime    time.Duration // without a byte until a connection is parked
@@ -162,6 +165,8 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.keeper, g.ended = newKeeper(g), newEndings()
+	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
+	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
@@ -192,6 +197,18 @@ func (g *Gateway) comeIn() bool {
 		return false
 	}
 	g.wg.Add(1)
+	return true
+}
+
+// another starts f from anywhere; Run waits for it. false = it is too late.
+func (g *Gateway) another(f func()) bool {
+	if !g.comeIn() {
+		return false
+	}
+	go func() {
+		defer g.wg.Done()
+		f()
+	}()
 	return true
 }
 

@@ -131,6 +131,10 @@ func (s *session) verify(token string) (auth.Claims, *refusal) {
 // revocation, and whoever can be found here before the claim misses no delivery that
 // looks the route up.
 func (s *session) join(c auth.Claims) *refusal {
+	if !s.g.joins.take(s.g.ctx, s.done, joinWait) {
+		return &refusal{reason: "busy", msg: "too many log in at once", after: minWait}
+	}
+	defer s.g.joins.give()
 	if no := s.admit(c); no != nil {
 		return no
 	}

@@ -131,6 +131,14 @@ const (
 	overloadTime = 10 * time.Second
 )
 
+// passOver does not count a time without refusals as a pause: nothing was read
+// from the client meanwhile.
+func (o *overload) passOver(d time.Duration) {
+	if !o.last.IsZero() {
+		o.last = o.last.Add(d)
+	}
+}
+
 // refused notes a refusal; true = they have gone on for most.
 func (o *overload) refused(now time.Time, most time.Duration) bool {
 	if now.Sub(o.last) > overloadGap {

@@ -118,6 +118,7 @@ type metrics struct {
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
 	outranked   prometheus.Counter
+	kicksLost   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
 	staleLeaders prometheus.Counter
 	submitSends  prometheus.Histogram
@@ -154,6 +155,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		kicksLost:    counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
 		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
 		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
@@ -174,6 +176,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.refreshed.WithLabelValues(r)
 	}
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
+		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
@@ -98,9 +96,14 @@ func (s *session) release() {
 	s.place.claimed = false
 	s.mu.Unlock()
 	s.g.keeper.forget(s)
-	if p.claimed {
-		s.g.release(s.routeAt(p))
+	if !p.claimed {
+		return
 	}
+	if !s.g.releases.take(s.g.ctx, nil, store.RouteTTL) {
+		return // the node ends; the route goes by the sweep, or by itself
+	}
+	defer s.g.releases.give()
+	s.g.release(s.routeAt(p))
 }
 
 // release removes exactly this route.
@@ -137,9 +140,7 @@ func (g *Gateway) revoke(r store.Route) {
 // find out with their next refresh.
 func (g *Gateway) displace(routes []store.Route, reason string) {
 	for node, ids := range byNode(routes) {
-		if _, err := g.Peer(node).Kick(g.ctx, &v1.KickRequest{SessionIds: ids, Reason: reason}); err != nil {
-			g.Log.Warn("displaced sessions were not told", obs.Peer(string(node)), zap.Int("sessions", len(ids)), obs.Err(err))
-		}
+		g.kicks.add(node, reason, ids)
 	}
 }
 

@@ -392,6 +392,13 @@ func TestOverload(t *testing.T) {
 	if !o.refused(t0.Add(overloadTime), overloadTime) {
 		t.Error("10 s on end are not too long")
 	}
+	o = overload{} // one that we did not read from in between has made no pause
+	o.refused(t0, overloadTime)
+	o.passOver(5 * time.Second)
+	o.refused(t0.Add(5*time.Second), overloadTime)
+	if !o.refused(t0.Add(5*time.Second+overloadGap), 5*time.Second) {
+		t.Error("a time in which nothing was read counts as a pause")
+	}
 	o = overload{}
 	for i := range 100 { // a client that waits as told
 		if o.refused(t0.Add(time.Duration(i)*minWait), overloadTime) {

@@ -42,7 +42,7 @@ func (s *session) await() (parked bool) {
 	if failpoint.Bad(failpoint.ParkBuffered) && r.spot.Can() && s.phaseNow() == online {
 		return s.parkNow() // in the known-bad build with whatever is buffered
 	}
-	if s.wire.in.Buffered() > 0 || !r.spot.Can() || s.phaseNow() != online {
+	if s.wire.in.Buffered() > 0 || !r.spot.Can() || s.pending || !s.live() {
 		return false
 	}
 	if r.woken && r.ponged && s.q.raw != nil && s.parkNow() { // after a heartbeat it is quiet for long

@@ -255,7 +255,7 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	if !s.live() {
 		return errEnded
 	}
-	if s.phaseNow() == waiting {
+	if s.pending && s.phaseNow() == waiting {
 		s.hello(f)
 		return nil
 	}
@@ -318,6 +318,7 @@ func takesRoom(f *clientv1.ClientFrame) bool {
 // waitForRoom stops the reader while too much waits for an answer, or, before
 // a frame with a long answer, for being written. false = the session ended.
 func (s *session) waitForRoom(long bool) bool {
+	began := time.Now()
 	for s.crowded(long) {
 		s.stalled.Store(true)
 		select {
@@ -326,8 +327,10 @@ func (s *session) waitForRoom(long bool) bool {
 			return false
 		}
 	}
-	if s.stalled.Load() {
-		s.wire.lastByte.Store(time.Now().UnixNano()) // we were silent, not the client
+	if s.stalled.Load() { // we were silent, not the client
+		now := time.Now()
+		s.wire.lastByte.Store(now.UnixNano())
+		s.over.passOver(now.Sub(began))
 		s.stalled.Store(false)
 	}
 	return true

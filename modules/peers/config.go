@@ -28,7 +28,7 @@ type Config struct {
 	// Points is the number of points of a node on the ring.
 	Points int `mapstructure:"points" doc:"Points of a node of weight 1 on the rings; the same on all nodes. 100 to 1000, default 160."`
 	// Transport is how calls to other nodes travel; every node answers both ways.
-	Transport string `mapstructure:"transport" doc:"How calls to other nodes travel: pipe, many calls over one connection, or http, each a request of HTTP/2, at three times the processor time. Nodes answer both. Default pipe."`
+	Transport string `mapstructure:"transport" doc:"How calls to other nodes travel: pipe, many calls over one connection, or http, each a request of HTTP/2, at half as much processor time again. Nodes answer both. Default pipe."`
 	// State and Push name nodes in place of the registry.
 	State string `mapstructure:"state" doc:"Where the state role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`
 	Push  string `mapstructure:"push" doc:"Where the push role is, as static://host:port#weight,host:port or etcd://host:port/prefix; default: the nodes that are registered."`

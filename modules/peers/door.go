@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,12 +26,18 @@ const (
 	maxFromAddress = 512
 )
 
+// reasons are why somebody is refused.
+var reasons = []string{"missing", "old", "key", "used", "large", "roles", "process", "version", "unreadable", "connections"}
+
 // newRefused counts what the listener does not answer.
 func newRefused(reg prometheus.Registerer) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "imd_peer_refused_total",
-		Help: "Calls and connections of other processes that were refused, by reason: missing, old, key, used, large, roles, process, version, unreadable, connections.",
+		Help: "Calls and connections of other processes that were refused, by reason: " + strings.Join(reasons, ", ") + ".",
 	}, []string{"reason"})
+	for _, r := range reasons { // so that all are there, at 0, before the first
+		c.WithLabelValues(r)
+	}
 	reg.MustRegister(c)
 	return c
 }

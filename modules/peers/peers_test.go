@@ -106,7 +106,11 @@ func TestOnlyNodesOfTheClusterAreAnswered(t *testing.T) {
 		t.Errorf("another process: %v", err)
 	}
 	for _, reason := range []string{"key", "process"} {
-		if got := testutil.ToFloat64(n.refused.WithLabelValues(reason)); got != 1 {
+		counter := n.refused.WithLabelValues(reason)
+		for until := time.Now().Add(5 * time.Second); testutil.ToFloat64(counter) == 0 && time.Now().Before(until); {
+			time.Sleep(time.Millisecond) // a caller is told before it is counted
+		}
+		if got := testutil.ToFloat64(counter); got != 1 {
 			t.Errorf("refused for %s: %v", reason, got)
 		}
 	}

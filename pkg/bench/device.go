@@ -39,6 +39,8 @@ type device struct {
 
 	sources  []*source
 	counted  bool // among those online
+	aside    bool // what it is shown does not count
+	stalled  bool // it does not read
 	stranger bool // in no conversation: whatever it is shown is a leak
 
 	comesBack bool // after a loss
@@ -444,7 +446,7 @@ func (d *device) check() {
 	}
 	s := d.cur
 	switch {
-	case s == nil:
+	case s == nil || d.stalled:
 	case s.quiet > 0 && now-s.c.read > s.quiet:
 		s.c.drop(&lossError{"silence", "no sign of life"})
 	case len(s.asked) > 0 && now-s.asked[0].at > protocol.ClientTimeout, d.out.overdue(now):

@@ -284,11 +284,11 @@ func (v *fakeConv) page(after int64) *clientv1.Page {
 func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
 	rate := 0.0
-	if scenario == "hot" {
+	if scenario == "hot" || scenario == "slow" {
 		rate = 100
 	}
 	return Options{Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
-		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4,
+		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4, Pairs: 1,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {
 			f.mu.Lock()

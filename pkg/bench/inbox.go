@@ -194,7 +194,7 @@ func (cv *conv) sender(s []byte) string {
 func (b *inbox) next(cv *conv, e *entryIn) {
 	cv.have = e.seq
 	b.ackLater(cv)
-	if string(e.sender) != b.d.user {
+	if string(e.sender) != b.d.user && !b.d.aside {
 		b.d.h.shown(e.text)
 	}
 }

@@ -30,21 +30,23 @@ type Result struct {
 	Operations int64              `json:"operations"`
 	Deliveries int64              `json:"deliveries"`
 	Delivered  float64            `json:"deliveries_per_second"`
-	States     int64              `json:"conversations,omitempty"` // told of by syncs
-	Entries    int64              `json:"entries,omitempty"`       // read with pages
-	Latency    map[string]Latency `json:"latency"`                 // by what was measured: ack, deliver, connect, ...
-	Primary    string             `json:"primary"`                 // the one that Series and comparisons are about
-	Beside     float64            `json:"beside_ratio,omitempty"`  // hot: ack p99 of the other conversations beside it / before it
-	IdleCores  float64            `json:"idle_cores,omitempty"`    // connect: processors in use by the server while all devices were idle
-	Errors     map[string]int64   `json:"errors"`                  // by reason
-	Failed     int64              `json:"failed"`                  // operations without success
-	Processes  []Process          `json:"processes"`               // the server's, as far as they are on this machine
-	ClientCPU  float64            `json:"client_cpu_s"`            // of this process, in the measured part
-	ClientEach float64            `json:"client_us_each"`          // the same per operation, microseconds
-	Share      float64            `json:"client_share"`            // client / (client + server); 0 if the server is elsewhere
-	PerOp      float64            `json:"server_us_each"`          // server CPU per operation, microseconds
-	Series     []Sample           `json:"series"`                  // one a second
-	LimitsOff  bool               `json:"limits_off"`              // the server's rate limits were lifted
+	States     int64              `json:"conversations,omitempty"`   // told of by syncs
+	Entries    int64              `json:"entries,omitempty"`         // read with pages
+	Latency    map[string]Latency `json:"latency"`                   // by what was measured: ack, deliver, connect, ...
+	Primary    string             `json:"primary"`                   // the one that Series and comparisons are about
+	Beside     float64            `json:"beside_ratio,omitempty"`    // hot: ack p99 of the other conversations beside it / before it
+	StallP50   float64            `json:"stall_p50_ratio,omitempty"` // slow: p50 of deliveries while one does not read / while it does
+	StallP95   float64            `json:"stall_p95_ratio,omitempty"` // the same of p95
+	IdleCores  float64            `json:"idle_cores,omitempty"`      // connect: processors in use by the server while all devices were idle
+	Errors     map[string]int64   `json:"errors"`                    // by reason
+	Failed     int64              `json:"failed"`                    // operations without success
+	Processes  []Process          `json:"processes"`                 // the server's, as far as they are on this machine
+	ClientCPU  float64            `json:"client_cpu_s"`              // of this process, in the measured part
+	ClientEach float64            `json:"client_us_each"`            // the same per operation, microseconds
+	Share      float64            `json:"client_share"`              // client / (client + server); 0 if the server is elsewhere
+	PerOp      float64            `json:"server_us_each"`            // server CPU per operation, microseconds
+	Series     []Sample           `json:"series"`                    // one a second
+	LimitsOff  bool               `json:"limits_off"`                // the server's rate limits were lifted
 	Recorded   string             `json:"recorded,omitempty"`
 }
 
@@ -129,6 +131,10 @@ func (r *runner) result(why error) *Result {
 	if calm := res.Latency["calm"].P99; calm > 0 {
 		res.Beside = res.Latency["beside"].P99 / calm
 	}
+	if calm, rough := r.latencies["calm_deliver"], r.latencies["stalled_deliver"]; calm != nil && rough != nil && calm.all.TotalCount() > 0 {
+		res.StallP50 = ms(rough.all, 50) / ms(calm.all, 50)
+		res.StallP95 = ms(rough.all, 95) / ms(calm.all, 95)
+	}
 	r.shares(res)
 	if idle := r.took - r.onlineAfter; r.o.Scenario == "connect" && r.onlineAfter > 0 && idle > 0 {
 		res.IdleCores = (r.serverCPU() - r.onlineCPU) / idle
@@ -171,9 +177,10 @@ func (o *Options) told() map[string]any {
 	if o.Rate == 0 || o.Scenario == "hot" {
 		set("outstanding", max(o.Outstanding, 1), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
 	}
-	set("warmup_s", o.Warmup.Seconds(), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
-	set("size", o.Size, "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
+	set("warmup_s", o.Warmup.Seconds(), "slow", "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	set("size", o.Size, "slow", "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
 	set("senders", o.Senders, "hot")
+	set("pairs", o.Pairs, "slow")
 	if o.Whole {
 		set("whole", true, "fanout")
 	}

@@ -50,6 +50,7 @@ type Options struct {
 	Entries       int  // history: entries of each conversation
 	Page          int  // history: entries of a page
 	GroupSize     int  // mix: members of a group
+	Pairs         int  // slow: stretches with and without a client that does not read
 	Senders       int  // hot: devices that write into the hot conversation
 	Whole         bool // fanout: a message has ended when all members have it, and the next one leaves then
 	// Reader is a user that exists: history and sync read what it has in place of
@@ -128,6 +129,7 @@ var scenarios = map[string]scenario{
 	"send":    {"pairs of a sender and a receiver", (*runner).sendPairs},
 	"fanout":  {"one group with everybody online; one sender", (*runner).fanout},
 	"hot":     {"one conversation written to as fast as it goes, beside others at a rate", (*runner).hot},
+	"slow":    {"pairs that write at a rate, beside one client that by turns does not read", (*runner).slow},
 	"repeat":  {"send messages, and the same messages again", (*runner).repeat},
 	"history": {"read pages of conversations", (*runner).readHistory},
 	"sync":    {"ask what has changed, as users with many conversations", (*runner).syncs},

@@ -42,6 +42,23 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// One message after the other: each begins when all have the last one.
+func TestWholeFanout(t *testing.T) {
+	f := newFake(t)
+	o := f.options("fanout", 6)
+	o.Whole = true
+	res, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Primary != "whole" || res.Operations == 0 || res.Failed != 0 {
+		t.Errorf("%+v", res)
+	}
+	if n := res.Deliveries - 5*res.Operations; n < -5 || n > 5 {
+		t.Errorf("%d deliveries of %d messages to 5 members", res.Deliveries, res.Operations)
+	}
+}
+
 // Under a rate, a server that stalls makes every message late that should have
 // left meanwhile, although none could leave: the distribution tells of the
 // stall, and the offered rate is kept.

@@ -58,11 +58,18 @@ func invoke[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 		if err == nil {
 			return res, nil
 		}
-		if retry == maxRetries || !repeatable(m, err) || ctx.Err() != nil || !v.group.mayRetry(time.Now()) {
+		if retry == maxRetries || !repeatable(m, err) || ctx.Err() != nil {
+			return nil, err
+		}
+		unsent := undialled(err) // nobody had work with it: it is free, and another node may have it at once
+		if !unsent && !v.group.mayRetry(time.Now()) {
 			return nil, err
 		}
 		s.metrics.retried(m)
 		tried = append(tried, p.id())
+		if unsent && retry == 0 {
+			continue
+		}
 		if backoff.Sleep(ctx, retryPause(retry)) != nil {
 			return nil, err
 		}
@@ -75,6 +82,12 @@ func repeatable(m *Method, err error) bool {
 		return false
 	}
 	return im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE
+}
+
+// undialled reports whether an attempt failed because there was no connection.
+func undialled(err error) bool {
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op == "dial"
 }
 
 // invokeAt makes a call at one node, once.
@@ -188,14 +201,13 @@ func failed(op string, err error) error {
 
 // outcome is what an attempt says about its node. ctx is that of the caller.
 func outcome(ctx context.Context, err error) balance.Outcome {
-	var dial *net.OpError
 	var distrust seal.ErrPeer
 	switch {
 	case err == nil:
 		return balance.OK
 	case errors.Is(ctx.Err(), context.Canceled):
 		return balance.Gone
-	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &distrust):
+	case undialled(err), errors.As(err, &distrust):
 		return balance.Unreachable
 	}
 	e := im.FromConnect("", err)

@@ -126,6 +126,19 @@ func TestDeadNodes(t *testing.T) {
 	})
 }
 
+// Two of three nodes die. Not both are left out, but what finds nobody there goes
+// on to the third, however many calls do.
+func TestMostNodesAreDead(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.nodes[0].stop()
+	w.nodes[1].stop()
+	for i := range 500 {
+		if _, err := w.caller.State().Submit(t.Context(), submit(fmt.Sprint("g_", i))); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+}
+
 // A process whose socket is open but whose lanes hang does not come back.
 func TestSickNodesStayOut(t *testing.T) {
 	w := newWorld(t, "a", "b", "c")

@@ -439,7 +439,7 @@ func copyDatabase(t *testing.T, from, to string) {
 func TestRates(t *testing.T) {
 	t.Parallel()
 	n := testenv.Start(t)
-	atOnce(t, n, nil, func(t *testing.T, s *suite) {
+	both(t, n, nil, func(t *testing.T, s *suite) {
 		flood, calm := s.login(t, "flo", "d"), s.login(t, "ann", "d")
 		stop := make(chan struct{})
 		go func() {

@@ -61,6 +61,8 @@ var tests = []judged{
 	{string(failpoint.PlainReadFence), "an owner of a shard looks at its fence and does not hold it", "./test/segment", "TestKnownBadIsCaught/plain-read-fence", true},
 	{string(failpoint.EarlyHead), "an owner reserves its numbers before it has taken over", "./test/segment", "TestKnownBadIsCaught/head-before-takeover", true},
 	{string(failpoint.RetryUnmarked), "calls are repeated at other nodes, whatever their method says", "./pkg/peer", "TestOnlyMarkedMethodsAreRepeated", false},
+	{string(failpoint.ParkBuffered), "a connection is parked with bytes in its buffer", "./modules/gateway", "TestMessagesArriveHoweverTheyAreCut", false},
+	{string(failpoint.UnboundedQueue), "nothing bounds what waits for a connection", "./modules/gateway", "TestQueueBounds", false},
 	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
 }
 
