@@ -31,6 +31,7 @@ type Table string
 const (
 	Users         Table = "users"
 	Blocks        Table = "blocks"
+	Mutes         Table = "mutes"
 	Revocations   Table = "revocations"
 	Keys          Table = "keys"
 	Conversations Table = "conversations"
@@ -39,11 +40,12 @@ const (
 	Entries       Table = "entries"
 	WorkerMarks   Table = "worker_marks"
 	FenceTokens   Table = "fences"
+	ReceiverNames Table = "receivers"
 )
 
 // Tables are all of them, in the order in which they are copied.
 func Tables() []Table {
-	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens}
+	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens, Mutes, ReceiverNames}
 }
 
 // Batch is some rows of one table, in the slice of its name.
@@ -58,6 +60,8 @@ type Batch struct {
 	Entries       []EntryRow
 	WorkerMarks   []WorkerMark
 	FenceTokens   []Fence
+	Mutes         []Mute
+	ReceiverNames []ReceiverName
 
 	After string // the place behind the last row, for the next Export
 	End   bool   // there are no more rows
@@ -66,11 +70,23 @@ type Batch struct {
 // Len is how many rows there are.
 func (b *Batch) Len() int {
 	return len(b.Users) + len(b.Blocks) + len(b.Revocations) + len(b.Keys) + len(b.Conversations) + len(b.Creations) +
-		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens)
+		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens) + len(b.Mutes) + len(b.ReceiverNames)
 }
 
 // Block says that a user does not take direct messages of another one.
 type Block struct{ User, Blocked im.UserID }
+
+// Mute keeps pushes of a conversation away from a user.
+type Mute struct {
+	User         im.UserID
+	Conversation im.ConversationID
+	Until        time.Time
+}
+
+// ReceiverName is a receiver that was told of everything in the source. In the
+// target it begins with the first event, and commits leave marks from the first
+// one on.
+type ReceiverName struct{ Name string }
 
 // ConversationRow is a conversation as it is stored.
 type ConversationRow struct {

@@ -93,6 +93,26 @@ var exporters = map[store.Table]exporter{
 			return []string{string(r.User), string(r.Blocked)}, err
 		},
 	},
+	store.Mutes: {
+		"user_id, conversation_id, until_ms", "mute", []string{"user_id", "conversation_id"}, false,
+		func(b *store.Batch, row scanner) ([]string, error) {
+			var r store.Mute
+			var until int64
+			err := row.Scan(&r.User, &r.Conversation, &until)
+			r.Until = moment(until)
+			b.Mutes = append(b.Mutes, r)
+			return []string{string(r.User), string(r.Conversation)}, err
+		},
+	},
+	store.ReceiverNames: {
+		"name", "receiver", []string{"name"}, false,
+		func(b *store.Batch, row scanner) ([]string, error) {
+			var r store.ReceiverName
+			err := row.Scan(&r.Name)
+			b.ReceiverNames = append(b.ReceiverNames, r)
+			return []string{r.Name}, err
+		},
+	},
 	store.Revocations: {
 		"user_id, login, issued_before_ms, reason, until_ms", "revocation", []string{"user_id", "login"}, false,
 		func(b *store.Batch, row scanner) ([]string, error) {

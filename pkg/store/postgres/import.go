@@ -213,6 +213,15 @@ func load(ctx context.Context, t pgx.Tx, table string, columns []string, n int, 
 	return err
 }
 
+// feeds makes commits leave marks in the target if somebody is to be told.
+func feeds(ctx context.Context, t pgx.Tx, on bool) error {
+	if !on {
+		return nil
+	}
+	_, err := t.Exec(ctx, `UPDATE outbox SET feeding = true WHERE id = 1`)
+	return err
+}
+
 // copyRows stores rows as they are; xid is the transaction, by which walks over
 // what has changed find them.
 func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
@@ -224,6 +233,14 @@ func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
 		load(ctx, t, "block", []string{"user_id", "blocked"}, len(b.Blocks), func(i int) []any {
 			return []any{string(b.Blocks[i].User), string(b.Blocks[i].Blocked)}
 		}),
+		load(ctx, t, "mute", []string{"user_id", "conversation_id", "until_ms"}, len(b.Mutes), func(i int) []any {
+			r := &b.Mutes[i]
+			return []any{string(r.User), string(r.Conversation), millis(r.Until)}
+		}),
+		load(ctx, t, "receiver", []string{"name", "cursor", "reached", "generation", "token", "saved_ms", "open"}, len(b.ReceiverNames), func(i int) []any {
+			return []any{b.ReceiverNames[i].Name, int64(0), int64(0), int64(1), int64(0), time.Now().UnixMilli(), []byte{}}
+		}),
+		feeds(ctx, t, len(b.ReceiverNames) > 0),
 		load(ctx, t, "revocation", []string{"user_id", "login", "issued_before_ms", "until_ms", "reason"}, len(b.Revocations), func(i int) []any {
 			r := &b.Revocations[i]
 			return []any{string(r.User), string(r.Login), millis(r.IssuedBefore), millis(r.Until), int32(r.Reason)}

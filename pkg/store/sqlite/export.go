@@ -73,9 +73,32 @@ func OpenSource(ctx context.Context, u *url.URL, _ *zap.Logger) (_ store.Source,
 	if err := unfinished(&s.conn, path); err != nil {
 		return nil, err
 	}
+	if err := s.untold(ctx); err != nil {
+		return nil, err
+	}
 	s.commits = m.commits
 	s.origin = store.Origin{DataEpoch: m.epoch, State: strconv.FormatInt(m.commits, 10), Newest: moment(newest)}
 	return s, nil
+}
+
+const sqlUntold = `SELECT r.name FROM receiver r, outbox o WHERE r.name NOT LIKE '%/%'
+  AND (r.cursor < o.last_pos OR r.open <> x'' OR EXISTS (SELECT 1 FROM feed)) ORDER BY r.name`
+
+// untold fails if receivers have not been told of everything: events are not
+// copied.
+func (s *source) untold(ctx context.Context) error {
+	var names []string
+	err := s.each(ctx, sqlUntold, nil, func(scan func(...any) error) error {
+		var name string
+		err := scan(&name)
+		names = append(names, name)
+		return err
+	})
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	return fmt.Errorf("the database %s has events that receivers were not told of (%s), and events are not copied; start a node and wait until imd webhook list shows nothing behind or open, or forget the receivers with imd webhook remove",
+		s.path, strings.Join(names, ", "))
 }
 
 // Origin is store.Source's.
@@ -182,6 +205,26 @@ var exporters = map[store.Table]exporter{
 			err := scan(&r.User, &r.Blocked)
 			b.Blocks = append(b.Blocks, r)
 			return []string{string(r.User), string(r.Blocked)}, err
+		},
+	},
+	store.Mutes: {
+		"user_id, conversation_id, until_ms", "mute", []string{"user_id", "conversation_id"}, false,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var r store.Mute
+			var until int64
+			err := scan(&r.User, &r.Conversation, &until)
+			r.Until = moment(until)
+			b.Mutes = append(b.Mutes, r)
+			return []string{string(r.User), string(r.Conversation)}, err
+		},
+	},
+	store.ReceiverNames: {
+		"name", "receiver", []string{"name"}, false,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var r store.ReceiverName
+			err := scan(&r.Name)
+			b.ReceiverNames = append(b.ReceiverNames, r)
+			return []string{r.Name}, err
 		},
 	},
 	store.Revocations: {

@@ -122,6 +122,8 @@ func (g *target) Import(ctx context.Context, table store.Table, b *store.Batch, 
 const (
 	sqlImportUser         = `INSERT INTO user (id, created_ms, disabled) VALUES (?, ?, ?)`
 	sqlImportBlock        = `INSERT INTO block (user_id, blocked) VALUES (?, ?)`
+	sqlImportMute         = `INSERT INTO mute (user_id, conversation_id, until_ms) VALUES (?, ?, ?)`
+	sqlImportFeed         = `UPDATE outbox SET feeding = 1 WHERE id = 1`
 	sqlImportRevocation   = `INSERT INTO revocation (user_id, login, issued_before_ms, reason, until_ms) VALUES (?, ?, ?, ?, ?)`
 	sqlImportKey          = `INSERT INTO api_key (id, name, scopes, secret_hash, created_ms, revoked_ms) VALUES (?, ?, ?, ?, ?, ?)`
 	sqlImportConversation = `INSERT INTO conversation (num, id, kind, name, closed, open_history, user_a, user_b, head, members,
@@ -143,6 +145,13 @@ func (t *tx) importRows(b *store.Batch) (err error) {
 	}
 	for _, r := range b.Blocks {
 		put(sqlImportBlock, string(r.User), string(r.Blocked))
+	}
+	for _, r := range b.Mutes {
+		put(sqlImportMute, string(r.User), string(r.Conversation), r.Until.UnixMilli())
+	}
+	for _, r := range b.ReceiverNames {
+		put(sqlAddReceiver, r.Name, 0, 0, 0, t.now.UnixMilli(), []byte{})
+		put(sqlImportFeed)
 	}
 	for _, r := range b.Revocations {
 		put(sqlImportRevocation, string(r.User), string(r.Login), millis(r.IssuedBefore), r.Reason, millis(r.Until))

@@ -50,6 +50,13 @@ func (s *sum) add(b *store.Batch) {
 		r := &b.Blocks[i]
 		s.row(f.begin().text(string(r.User)).text(string(r.Blocked)).b)
 	}
+	for i := range b.Mutes {
+		r := &b.Mutes[i]
+		s.row(f.begin().text(string(r.User)).text(string(r.Conversation)).time(r.Until).b)
+	}
+	for i := range b.ReceiverNames {
+		s.row(f.begin().text(b.ReceiverNames[i].Name).b)
+	}
 	for i := range b.Revocations {
 		r := &b.Revocations[i]
 		s.row(f.begin().text(string(r.User)).text(string(r.Login)).time(r.IssuedBefore).num(int64(r.Reason)).time(r.Until).b)

@@ -154,7 +154,10 @@ func (w *world) fill(t testing.TB, s store.MessageStore) {
 	must(t, s.PutKey(ctx, store.Key{ID: "k2", Name: "old", Created: until, Revoked: until}))
 	_, err = s.MoveWorkerMark(ctx, 70, time.Time{}, time.UnixMicro(1_700_000_000_000_001))
 	must(t, err)
-	_, err = s.ClaimFence(ctx, store.FenceClaim{Name: "scheduler", Holder: "h", Cluster: "c", Revision: 5})
+	fence, err := s.ClaimFence(ctx, store.FenceClaim{Name: "scheduler", Holder: "h", Cluster: "c", Revision: 5})
+	must(t, err)
+	must(t, s.SetMute(ctx, w.direct, "bob", until))
+	_, err = s.SaveReceiver(ctx, fence.Proof(), store.Receiver{Name: "shop"}, store.Settled{})
 	must(t, err)
 	p, err := s.Sync(ctx, store.SyncQuery{User: "ann", Limit: 100})
 	must(t, err)
@@ -201,6 +204,9 @@ func everything(t *testing.T, d Driver) {
 	defer s.Close()
 	w.compare(t, s)
 	w.goesOn(t, s, d.VoidTokens)
+	if state, err := s.OutboxState(context.Background()); err != nil || !state.On || !state.Marks {
+		t.Errorf("the copy leaves no marks: %+v, %v", state, err)
+	}
 }
 
 // compare asks the copy what a node would ask.
@@ -220,6 +226,14 @@ func (w *world) compare(t testing.TB, s store.MessageStore) {
 				t.Errorf("%s:\n%s in the source\n%s in the copy", what, x, y)
 			}
 		}
+		same("badges", func(s store.MessageStore) (any, error) { return s.Badges(ctx, []im.UserID{"ann", "bob", "cyd"}) })
+		same("receivers", func(s store.MessageStore) (any, error) {
+			all, err := s.Receivers(ctx)
+			for i := range all {
+				all[i].Saved = time.Time{}
+			}
+			return all, err
+		})
 		for _, u := range []im.UserID{"ann", "bob", "cyd", "eve"} {
 			same("user", func(s store.MessageStore) (any, error) { return s.User(ctx, u) })
 			same("revocations", func(s store.MessageStore) (any, error) { return s.Revocations(ctx, u) })
