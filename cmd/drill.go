@@ -120,7 +120,7 @@ func (f *drillFlags) addPlan(c *cobra.Command) {
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.faults, "faults", nil, "of "+strings.Join(kinds, ", ")+" (default: all that are possible here)")
-	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both) or a YAML file with the nodes of the cluster")
+	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both), split-http (the same with calls over HTTP/2) or a YAML file with the nodes of the cluster")
 	fl.Float64Var(&f.minutes, "minutes", 10, "how long the load runs under faults, 0.2 to 1440")
 }
 
@@ -133,7 +133,7 @@ func (f *drillFlags) add(c *cobra.Command) {
 	fl.IntVar(&f.o.Users, "users", f.o.Users, "users they belong to")
 	fl.Float64Var(&f.o.Rate, "rate", f.o.Rate, "operations a second in all")
 	fl.DurationVar(&f.o.Settle, "settle", f.o.Settle, "the longest wait, after the faults, until every device has everything")
-	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres")
+	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres (default: with Postgres the seed chooses, else transaction)")
 	fl.DurationVar(&f.o.AntiEntropy, "antientropy", f.o.AntiEntropy, "time between two comparisons of heads in the gateways")
 }
 
@@ -158,7 +158,7 @@ func (f *drillFlags) check() (err error) {
 		return newFailure(exitConfig, "layout", err.Error(), "")
 	}
 	switch {
-	case o.Allocator != store.Transaction && o.Allocator != store.Segment:
+	case o.Allocator != "" && o.Allocator != store.Transaction && o.Allocator != store.Segment:
 		return usagef("--allocator: %q is neither transaction nor segment", o.Allocator)
 	case o.Allocator == store.Segment && !o.Layout.Postgres:
 		return newFailure(exitNotAllowed, "impossible", "--allocator segment wants a layout with Postgres, such as --layout postgres", "")
@@ -209,7 +209,7 @@ func (f *drillFlags) run(ctx context.Context) error {
 	if err := raiseFiles(4*o.Conns + 1000); err != nil {
 		return err
 	}
-	o.OpenLedger = openLedger
+	o.OpenLedger, o.OpenRoutes = openLedger, openDrillRoutes
 	fmt.Fprintf(f.app.errOut, "drill with seed %d, %v of load, in %s\n", o.Seed, o.Duration, dir)
 	line := newLive(f.app)
 	o.Progress = func(p drill.Progress) { line.put(drillLine(p)) }

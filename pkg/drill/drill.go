@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -45,6 +46,10 @@ type Options struct {
 	// witnesses.
 	OpenLedger func(ctx context.Context, dir string) (LedgerStore, error)
 
+	// OpenRoutes opens the route store that a URL of Redis names, for layouts with routes
+	// there.
+	OpenRoutes func(url string) (store.RouteStore, error)
+
 	// Standing are fail points that are in force all the time, as a file has them.
 	Standing string
 	// Progress is told, about once a second, how far the drill is; nil = nobody.
@@ -55,7 +60,16 @@ type Options struct {
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
 	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
-		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second, Allocator: store.Transaction}
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+}
+
+// AllocatorOf is who numbers messages in a drill that is not told: in layouts with
+// Postgres the seed chooses.
+func AllocatorOf(seed uint64, l Layout) string {
+	if l.Postgres && rand.New(rand.NewPCG(seed, 0x616c6c6f63)).IntN(2) == 0 {
+		return store.Segment
+	}
+	return store.Transaction
 }
 
 // Possible are the kinds that this process can carry out on a layout: some want a
@@ -90,6 +104,8 @@ func (t *trait) why(l Layout) string {
 		return "wants a layout with Postgres, such as --layout postgres"
 	case t.redis && !l.Redis:
 		return "wants a layout with Redis, such as --layout postgres"
+	case t.routes && !l.routes():
+		return "wants a layout with routes in Redis, such as --layout split"
 	case t.split && !l.split():
 		return "wants a layout with roles in several processes, such as --layout split"
 	case t.witness && l.Witnesses == 0:
@@ -144,11 +160,12 @@ type drill struct {
 	nodes   []*node
 	mounted []string
 	world   *world
-	plane   *plane    // nil = the layout has no members of etcd
-	db      *database // nil = the nodes keep messages themselves
-	cache   *cache    // nil = the nodes remember sends themselves
-	signer  auth.Key  // of all tokens
-	network *network  // nil = each node has all roles
+	plane   *plane       // nil = the layout has no members of etcd
+	db      *database    // nil = the nodes keep messages themselves
+	cache   *cache       // nil = the nodes remember sends themselves
+	signer  auth.Key     // of all tokens
+	network *network     // nil = each node has all roles
+	where   *whereabouts // nil = the routes are not in Redis
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -171,6 +188,9 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		if why := Impossible(k, o.Layout); why != "" {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
+	}
+	if o.Allocator == "" {
+		o.Allocator = AllocatorOf(o.Seed, o.Layout)
 	}
 	if o.Allocator == store.Segment && !o.Layout.Postgres {
 		return nil, errors.New("segments want a layout with Postgres")
@@ -241,7 +261,8 @@ func (d *drill) run() error {
 			return err
 		}
 	}
-	d.world = newWorld(d.nodes[0], d.signer)
+	d.world = newWorld(d.nodes, d.signer)
+	d.world.oneLogin = d.Layout.routes()
 	defer d.world.close()
 	if err := d.world.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
@@ -264,6 +285,9 @@ func (d *drill) prepare() error {
 		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
+	if d.Layout.routes() {
+		common = append(common, "gateway.login.mode=kick_old", "gateway.login.same_class=false")
+	}
 	var keys string
 	var err error
 	if d.signer, keys, err = newSigner(d.Dir); err != nil {
@@ -388,9 +412,26 @@ func (d *drill) load() error {
 	if d.plane != nil {
 		d.faults.Go(func() { d.plane.run(ctx) })
 	}
+	look, blind := context.WithCancel(d.ctx)
+	defer blind()
+	if d.Layout.routes() {
+		var err error
+		if d.where, err = newWhereabouts(d); err != nil {
+			return err
+		}
+		defer d.where.close()
+		d.where.run(look, ctx)
+	}
 	res, err := bench.Run(d.ctx, o)
 	stop()
 	d.faults.Wait()
+	if d.where != nil {
+		if err == nil {
+			d.where.settle(d.ctx)
+		}
+		blind()
+		d.where.wait()
+	}
 	if d.ctx.Err() != nil {
 		return d.ctx.Err()
 	}
@@ -449,7 +490,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, crashed: d.crash}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, where: d.where, pipes: d.Layout.pipes(), crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -476,8 +517,9 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 				d.skip(e)
 				return
 			}
-			d.begin(e)
-			d.end(e, b.carryOut(ctx, e))
+			f := b.fault(e)
+			d.begin(e, f.n)
+			d.end(e, f.carryOut(ctx))
 		})
 	}
 }
@@ -494,13 +536,17 @@ func (d *drill) trouble(format string, args ...any) {
 	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf(format, args...))
 }
 
-// begin records that a fault begins.
-func (d *drill) begin(e Event) {
+// begin records that a fault begins, and which node it hits, if one.
+func (d *drill) begin(e Event, n *node) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running[e.N] = e.Name()
 	d.out.Begun++
-	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String(), Entry: e.aside()})
+	hit := ""
+	if n != nil && len(d.nodes) > 1 {
+		hit = n.spec.Name
+	}
+	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), User: hit, Reason: e.String(), Entry: e.aside()})
 }
 
 // aside is how the history tells that clients must not feel a fault.

@@ -56,13 +56,13 @@ func ControlPlane() Layout {
 // remembers sends in Redis.
 func OnPostgres() Layout {
 	l := AllInOne()
-	l.Postgres, l.Redis = true, true
+	l.Postgres, l.Redis, l.Set = true, true, []string{routesInRedis}
 	return l
 }
 
 // SplitRoles is two processes of each role; clients connect to both gateways.
 func SplitRoles() Layout {
-	return Layout{Etcd: 1, Postgres: true, Redis: true, Set: []string{"storage.routes=redis"}, Nodes: []NodeSpec{
+	return Layout{Etcd: 1, Postgres: true, Redis: true, Set: []string{routesInRedis}, Nodes: []NodeSpec{
 		{Name: "g1", Roles: "gateway", Clients: true}, {Name: "g2", Roles: "gateway", Clients: true},
 		{Name: "s1", Roles: "state"}, {Name: "s2", Roles: "state"},
 		{Name: "p1", Roles: "push"}, {Name: "p2", Roles: "push"},
@@ -70,10 +70,29 @@ func SplitRoles() Layout {
 	}}
 }
 
+// SplitOverHTTP is SplitRoles with calls that travel as requests of HTTP/2.
+func SplitOverHTTP() Layout {
+	l := SplitRoles()
+	l.Set = append(l.Set, callsOverHTTP)
+	return l
+}
+
 // Layouts are those that have a name.
 func Layouts() map[string]Layout {
-	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles()}
+	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles(), "split-http": SplitOverHTTP()}
 }
+
+// callsOverHTTP is the assignment that lets calls between nodes travel as requests.
+const callsOverHTTP = "peers.transport=http"
+
+// pipes reports whether calls between nodes travel over pipes.
+func (l Layout) pipes() bool { return !slices.Contains(l.Set, callsOverHTTP) }
+
+// routesInRedis is the assignment that puts routes into the Redis of the drill.
+const routesInRedis = "storage.routes=redis"
+
+// routes reports whether the routes are in the Redis of the drill.
+func (l Layout) routes() bool { return l.Redis && slices.Contains(l.Set, routesInRedis) }
 
 // split reports whether the roles are in several processes.
 func (l Layout) split() bool {

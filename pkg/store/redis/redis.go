@@ -316,7 +316,7 @@ func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, 
 	return r.lookup(ctx, users, func(users []im.UserID) (found []rueidis.RedisResult, now time.Time, err error) {
 		res, err := r.link.Do(ctx, callTime, func(b rueidis.Builder) rueidis.Commands {
 			cmds := make(rueidis.Commands, 0, len(users)+1)
-			cmds = append(cmds, b.Time().Build())
+			cmds = append(cmds, clock(b))
 			for _, u := range users {
 				cmds = append(cmds, b.Hgetall().Key(userKey(u)).Build())
 			}
@@ -325,11 +325,11 @@ func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, 
 		if err != nil {
 			return nil, now, err
 		}
-		clock, err := res[0].AsIntSlice()
-		if err != nil || len(clock) != 2 {
+		at, err := res[0].AsIntSlice()
+		if err != nil || len(at) != 2 {
 			return nil, now, errors.Join(redis.Classified(err), errors.New("the server does not tell the time"))
 		}
-		return res[1:], time.Unix(clock[0], clock[1]*1000), nil
+		return res[1:], time.Unix(at[0], at[1]*1000), nil
 	})
 }
 

@@ -13,7 +13,7 @@ package redis
 // route in microseconds, ARGV[2] the highest epoch that the caller has seen.
 const common = `
 local key, ttl, floor = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
-local clock = redis.call('TIME')
+` + readClock + `
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 local function num(n) return string.format('%.0f', n) end
 local function fields(v)
