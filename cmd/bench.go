@@ -133,6 +133,12 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if in("sync", "resume") {
 		fl.IntVar(&o.Conversations, "conversations", 20, "conversations of each user")
 	}
+	if in("connect") {
+		fl.IntVar(&o.Conversations, "conversations", 0, "groups of 20 that each user is in before it connects")
+	}
+	if in("fanout") {
+		fl.BoolVar(&o.Whole, "whole", false, "send the next message when all members have the last one")
+	}
 	if in("history") {
 		fl.IntVar(&o.Entries, "entries", 200, "entries of each conversation")
 	}
@@ -149,6 +155,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	if in("history", "mix") {
 		fl.IntVar(&o.Page, "page", 50, "entries of a page, 1 to 500")
 	}
+	o.GroupSize = 20
 	if in("mix") {
 		fl.IntVar(&o.GroupSize, "group-size", 10, "members of a group, 2 to 500")
 		fl.StringVar(&f.mix, "mix", "", "shares of the operations (default direct=50,group=20,read=15,history=10,sync=5)")
@@ -189,6 +196,8 @@ func (f *benchFlags) check() error {
 		return usagef("--entries: %d is not within 1 and 100000", o.Entries)
 	case o.Page < 0 || o.Page > protocol.MaxHistoryLimit:
 		return usagef("--page: %d is not within 1 and %d", o.Page, protocol.MaxHistoryLimit)
+	case o.Whole && (o.Rate != 0 || o.Outstanding != 1):
+		return usagef("--whole sends one message after the other, without --rate and --outstanding")
 	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
 		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
@@ -351,7 +360,7 @@ func (f *benchFlags) prepare() (*benchSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := raiseFiles(f.o.Conns + 1100); err != nil {
+	if err := raiseFiles(f.o.Conns + 200); err != nil {
 		return nil, err
 	}
 	side := &benchSide{f: f, cred: cred}

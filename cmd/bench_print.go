@@ -103,6 +103,9 @@ func printBench(w io.Writer, r *bench.Result) {
 	if len(rows) > 0 {
 		table(w, "MS COUNT P50 P90 P99 P99.9 MAX", rows)
 	}
+	if r.IdleCores > 0 {
+		fmt.Fprintf(w, "while all were idle the server used %.3f of a processor\n", r.IdleCores)
+	}
 	if r.Beside > 0 {
 		fmt.Fprintf(w, "ack p99 of the other conversations: %.2f ms, %.2f ms beside the hot one, %.2f times\n", r.Latency["calm"].P99, r.Latency["beside"].P99, r.Beside)
 	}

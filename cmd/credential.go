@@ -28,8 +28,9 @@ type credential struct {
 	bearer string   // from --token-file
 	base   string
 
-	mu  sync.Mutex
-	api imdv1connect.TokenServiceClient
+	mu   sync.Mutex
+	api  imdv1connect.TokenServiceClient
+	wire http.RoundTripper // nil = none was wanted yet
 }
 
 // credential finds out what the command may use. It is an API key or a user's
@@ -81,10 +82,19 @@ func (c *credential) tokens() imdv1connect.TokenServiceClient {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.api == nil {
-		hc := &http.Client{Transport: bearer{c.bearer, transport()}}
+		hc := &http.Client{Transport: bearer{c.bearer, c.transport()}}
 		c.api = imdv1connect.NewTokenServiceClient(connect.NewClient(connecthttp.NewTransport(hc, c.base)))
 	}
 	return c.api
+}
+
+// transport is shared by all clients, so that they share connections; c.mu is
+// held.
+func (c *credential) transport() http.RoundTripper {
+	if c.wire == nil {
+		c.wire = transport()
+	}
+	return c.wire
 }
 
 // conversations is a client of the conversation service as the user.
@@ -93,6 +103,8 @@ func (c *credential) conversations(ctx context.Context, user string) (imdv1conne
 	if err != nil {
 		return nil, err
 	}
-	hc := &http.Client{Transport: bearer{token, transport()}}
+	c.mu.Lock()
+	hc := &http.Client{Transport: bearer{token, c.transport()}}
+	c.mu.Unlock()
 	return imdv1connect.NewConversationServiceClient(connect.NewClient(connecthttp.NewTransport(hc, c.base))), nil
 }

@@ -148,7 +148,7 @@ func (e *engine) assemble() error {
 	peers.UseTrace(kept)
 	status.Mount(e.ops.Mount, status.Deps{
 		Node: id, Roles: e.cfg.roles, Started: e.points.Started, Version: e.build.Version, State: func() control.State { return e.node.Record().State },
-		Control: ctl, Settings: live, Trace: peers.Trace, Routes: func() (status.RouteLookup, error) { return stores.Routes() },
+		Control: ctl, Settings: live, Trace: peers.Trace, History: peers.State(), Routes: func() (status.RouteLookup, error) { return stores.Routes() },
 		Guard: func(h http.Handler) http.Handler { return admin.Auth(e.dir.AdminKey(), h) },
 	})
 	base := module.Env{

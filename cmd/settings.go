@@ -53,6 +53,7 @@ var sectionDocs = map[string]string{
 	"push":         "The role that hands new messages to the gateways.",
 	"gateway":      "The role that talks to clients.",
 	"scheduler":    "The role that does what only one node may do.",
+	"tracing":      "Spans of OpenTelemetry.",
 	"peers":        "How processes with different roles call each other.",
 }
 

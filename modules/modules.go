@@ -10,6 +10,7 @@ import (
 	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/modules/state"
 	"github.com/imdhq/imd/modules/storage"
+	"github.com/imdhq/imd/modules/tracing"
 	"github.com/imdhq/imd/pkg/module"
 )
 
@@ -28,6 +29,7 @@ func Specs(d Drivers) []module.Spec {
 	return []module.Spec{
 		controlplane.Spec(d.Control), // who is in the cluster
 		storage.Spec(d.Stores),       // where messages and routes are kept
+		tracing.Spec(),               // spans, for those who want them
 		peers.Spec(d.Names),          // the other processes
 		state.Spec(),                 // orders and stores messages
 		push.Spec(),                  // hands them to the gateways

@@ -11,9 +11,16 @@ import (
 )
 
 // deliver queues frames of one conversation from push on the session, but for
-// those that it has written itself, and leaves flushing to the caller; false =
-// it has ended.
-func (s *session) deliver(frames []*shared) bool {
+// those that it has written itself; here false = it has ended. After due the
+// caller flushes, which it may put off until it has delivered more.
+func (s *session) deliver(frames []*shared) (here, due bool) {
+	turns := s.q.turns.Load()
+	here = s.take(frames)
+	return here, s.q.turns.Load() != turns // else somebody else is going to
+}
+
+// take is deliver without flushing.
+func (s *session) take(frames []*shared) (here bool) {
 	s.mu.Lock()
 	defer s.mu.Mutex.Unlock()
 	if s.phase != online && s.phase != joining {
@@ -76,7 +83,7 @@ func (s *session) deliverLocked(now time.Time, f *shared) {
 	switch {
 	case f.head():
 		s.headLocked(f.conv, f.seq)
-	case s.pullingLocked():
+	case s.pullingLocked(now):
 		if f.acked {
 			s.headLocked(f.conv, f.seq) // receipts are dropped: newer ones come
 		}
@@ -94,6 +101,16 @@ func (s *session) pushLocked(now time.Time, f *shared) {
 	if f.acked && !s.seen.Delivered(f.conv, f.seq) {
 		return // late or repeated: the client reads it where it belongs
 	}
+	if f.acked && (len(s.held.list) > 0 || !s.roomLocked()) {
+		s.held.add(now, f.kept(s.enc), len(data))
+		s.wakeLocked(s.held.until())
+		return
+	}
+	s.sendLocked(now, f, data)
+}
+
+// sendLocked queues a delivery and notes that it waits for an ack.
+func (s *session) sendLocked(now time.Time, f *shared, data []byte) {
 	k := kindReceipt
 	if f.acked {
 		k = kindDeliver
@@ -117,11 +134,12 @@ func (s *session) headLocked(conv string, seq int64) {
 }
 
 // pullingLocked decides whether deliveries become heads now.
-func (s *session) pullingLocked() bool {
-	fill, window := s.q.fill(), s.g.cfg.WindowEntries
+func (s *session) pullingLocked(now time.Time) bool {
+	fill, window := s.fillLocked(), s.g.cfg.WindowEntries
 	switch {
-	case !s.pull && (fill > fullFill || s.unacked.Len() >= window || s.unacked.Bytes() >= protocol.DeliveryWindowBytes):
+	case !s.pull && (fill > fullFill || s.held.over(now)):
 		s.pull = true
+		s.headsLocked()
 		s.g.m.pullMode.WithLabelValues("enter").Inc()
 	case s.pull && fill < calmFill && s.unacked.Len() < window/2 && s.unacked.Bytes() < protocol.DeliveryWindowBytes/2:
 		s.pull = false
@@ -154,6 +172,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 	for _, r := range a.Ranges {
 		s.unacked.Ack(now, r.ConversationId, r.AfterSeq, r.Seq)
 	}
+	s.releaseLocked(now)
 	s.mu.Unlock()
 	for _, r := range a.Ranges {
 		s.g.marks.add(mark{r.ConversationId, string(s.user)}, span{r.AfterSeq, r.Seq})
@@ -188,6 +207,9 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 	hot := s.g.tuned.Get()
 	s.unacked.First, s.unacked.Most = hot.redeliverAfter, hot.redeliverCount
 	s.redeliver(now)
+	if s.releaseLocked(now); s.held.over(now) {
+		s.pullingLocked(now)
+	}
 	s.beat.interval, s.beat.timeout = hot.pingInterval, hot.pongTimeout // holds from the next ping on
 	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
 	if dead {
@@ -206,6 +228,7 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 	s.wakeLocked(s.runs.Next())
 	s.wakeLocked(s.unacked.Next())
 	s.wakeLocked(s.quiet(now))
+	s.wakeLocked(s.held.until())
 	return e.Submit
 }
 

@@ -41,7 +41,8 @@
 //
 // # Metrics
 //
-// imd_gateway_connections, imd_gateway_handshakes_total,
+// imd_gateway_connections, imd_gateway_connections_parked,
+// imd_gateway_memory_returned_total, imd_gateway_handshakes_total,
 // imd_gateway_frames_total, imd_gateway_sessions_closed_total,
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,

@@ -4,6 +4,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -17,6 +18,7 @@ type shared struct {
 	acked    bool  // a deliver: it waits for the device's ack
 	commitNS int64
 	author   im.SessionID // does not get it; "" = nobody's
+	trace    trace.Context
 
 	frame []byte // protobuf, as it came
 	made  [2][]byte
@@ -31,7 +33,8 @@ func newShared(d *v1.Delivery) []*shared {
 		if i > 0 {
 			f = d.Following[i-1]
 		}
-		list[i] = shared{conv: d.ConversationId, seq: f.Seq, acked: f.Acked, commitNS: f.CommitNs, author: im.SessionID(f.ExcludeSessionId), frame: f.Frame}
+		list[i] = shared{conv: d.ConversationId, seq: f.Seq, acked: f.Acked, commitNS: f.CommitNs, author: im.SessionID(f.ExcludeSessionId), frame: f.Frame,
+			trace: trace.Carried(f.Traceparent)}
 		out[i] = &list[i]
 	}
 	return out

@@ -251,6 +251,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.marks.run(work) })
 	own.Go(func() { g.antiEntropy(work) })
 	own.Go(func() { g.keeper.run(work) })
+	own.Go(func() { g.tidyUp(work) })
 	g.serving.Store(true)
 	var err error
 	select {

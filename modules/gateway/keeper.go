@@ -19,7 +19,7 @@ const (
 	// again. Three rounds fit into the life of a route.
 	refreshTime = store.RouteTTL / 3
 	// restoreTime is that of a round after the store has lost something.
-	restoreTime = 5 * time.Second
+	restoreTime = 4 * time.Second
 	// keepStep is how often some are refreshed.
 	keepStep = 250 * time.Millisecond
 	// askTime is how often the store is asked what it remembers. With

@@ -103,6 +103,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 // choose.
 type metrics struct {
 	connections prometheus.Gauge
+	parked      prometheus.Gauge
+	tidied      prometheus.Counter
 	handshakes  *prometheus.CounterVec // label: result
 	in, out     [kinds]prometheus.Counter
 	closed      *prometheus.CounterVec // label: reason
@@ -138,6 +140,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections",
 			Help: "Client connections open on this node now, authenticated or not."}),
+		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
+			Help: "Of the connections, those that are quiet and have no goroutine."}),
+		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
 		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
 		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
@@ -168,7 +173,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"kept", "restored", "superseded", "replaced", "failed"} {
 		m.refreshed.WithLabelValues(r)
 	}
-	reg.MustRegister(m.connections, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -76,7 +76,8 @@ type queue struct {
 	room func()       // called after a write if askRoom was
 	now  func() time.Time
 
-	due atomic.Bool // something waits and flush has not looked yet
+	due   atomic.Bool   // something waits and flush has not looked yet
+	turns atomic.Uint32 // how often due became true
 
 	mu         sync.Mutex
 	state      outState
@@ -150,8 +151,8 @@ func (q *queue) add(f outFrame) {
 
 // look makes the next flush look; q.mu is held. Who is writing looks by itself.
 func (q *queue) look() {
-	if q.state == idle {
-		q.due.Store(true)
+	if q.state == idle && !q.due.Swap(true) {
+		q.turns.Add(1)
 	}
 }
 

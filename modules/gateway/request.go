@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -41,8 +42,8 @@ func (s *session) bad(id uint32, reason, msg string) {
 }
 
 // ask makes a call on behalf of the request id and answers it with the frame
-// or the error that do returns.
-func (s *session) ask(id uint32, do func(context.Context) (*clientv1.ServerFrame, error)) {
+// or the error that do returns. kind is that of the request.
+func (s *session) ask(id uint32, kind string, do func(context.Context) (*clientv1.ServerFrame, error)) {
 	select {
 	case s.g.requests <- struct{}{}:
 	default:
@@ -53,8 +54,14 @@ func (s *session) ask(id uint32, do func(context.Context) (*clientv1.ServerFrame
 	s.requests++
 	s.mu.Unlock()
 	s.g.goroutine(func() {
-		f, err := do(s.g.ctx)
+		began, reason := time.Now(), ""
+		c, _ := s.g.Trace.Begin("")
+		f, err := do(trace.With(s.g.ctx, c))
 		<-s.g.requests
+		if err != nil {
+			reason = im.Wire(err).GetReason()
+		}
+		s.g.Trace.Span(trace.Span{Context: c, Name: kind, Kind: trace.Server, Begin: began, End: time.Now(), Failed: reason})
 		if err != nil {
 			f = errorFrame(id, im.Wire(err))
 		}
@@ -79,7 +86,7 @@ func (s *session) markRead(id uint32, r *clientv1.Read) {
 		return
 	}
 	req := &v1.MarkRequest{Marks: []*v1.Mark{{ConversationId: r.ConversationId, UserId: string(s.user), Seq: r.Seq, Read: true, SessionId: string(s.id)}}}
-	s.ask(id, func(ctx context.Context) (*clientv1.ServerFrame, error) {
+	s.ask(id, "read", func(ctx context.Context) (*clientv1.ServerFrame, error) {
 		res, err := s.g.State.Mark(ctx, req)
 		if err != nil {
 			return nil, err
@@ -107,7 +114,7 @@ func (s *session) sync(id uint32, q *clientv1.Sync) {
 	}
 	req := &v1.SyncRequest{UserId: string(s.user), SyncToken: q.SyncToken, Cursors: q.Cursors,
 		PageLimit: min(q.PageLimit, protocol.MaxSyncPage), MaxBytes: resultBytes, Json: s.enc == protocol.JSON}
-	s.ask(id, func(ctx context.Context) (*clientv1.ServerFrame, error) {
+	s.ask(id, "sync", func(ctx context.Context) (*clientv1.ServerFrame, error) {
 		res, err := s.g.State.Sync(ctx, req)
 		if err != nil {
 			return nil, err
@@ -129,7 +136,7 @@ func (s *session) history(id uint32, h *clientv1.History) {
 	}
 	h.Limit = min(h.Limit, protocol.MaxHistoryLimit)
 	req := &v1.HistoryRequest{UserId: string(s.user), History: h, MaxBytes: resultBytes, Json: s.enc == protocol.JSON}
-	s.ask(id, func(ctx context.Context) (*clientv1.ServerFrame, error) {
+	s.ask(id, "history", func(ctx context.Context) (*clientv1.ServerFrame, error) {
 		res, err := s.g.State.History(ctx, req)
 		if err != nil {
 			return nil, err

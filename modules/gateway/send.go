@@ -17,6 +17,9 @@ func (s *session) send(now time.Time, id uint32, m *clientv1.Send, passed bool, 
 	conv, peer, verdict := target(s.user, m)
 	it := run.Send{ID: id, Start: m.RunStart, Arrived: now, Size: proto.Size(m)}
 	it.Send = &v1.RunSend{ClientMessageId: m.ClientMessageId, Resend: m.Resend, Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: m.Content}
+	if c, _ := s.g.Trace.Begin(""); c.Sampled() {
+		it.Send.Traceparent = c.String()
+	}
 	if verdict == nil {
 		verdict = checkSend(m)
 	}

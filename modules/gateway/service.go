@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"time"
 
@@ -40,30 +39,20 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
 		here := found[:0]
 		for _, x := range found {
-			if !x.deliver(frames) {
+			hit, due := x.deliver(frames)
+			if due {
+				touched = append(touched, x)
+			}
+			if !hit {
 				res.NotHere = append(res.NotHere, string(x.id))
 				continue
 			}
 			here = append(here, x)
 		}
 		s.g.arrived(frames, here)
-		touched = append(touched, here...)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message
 	return res, nil
-}
-
-// yieldEvery is after how many writes others get the processor.
-const yieldEvery = 64
-
-// flush lets leave what was delivered to the sessions.
-func flush(sessions []*session) {
-	for i, x := range sessions {
-		x.q.flush()
-		if i%yieldEvery == yieldEvery-1 {
-			runtime.Gosched()
-		}
-	}
 }
 
 // Kick ends sessions. A reason without a close code counts as kicked.

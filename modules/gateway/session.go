@@ -90,6 +90,7 @@ type session struct {
 	runs     run.Queue
 	requests int // without an answer, other than sends
 	unacked  delivery.Pending
+	held     held // behind the window
 	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
@@ -455,6 +456,7 @@ func (s *session) free(cause error) {
 	}
 	s.early = nil
 	s.unacked.Clear()
+	s.held = held{}
 	s.runs.Clear()
 	s.mu.Unlock()
 	s.g.wheel.remove(&s.timer)

@@ -53,7 +53,7 @@ func build(env *module.Env) (module.Module, error) {
 		State: env.Peers.State(), Directory: env.Peers.Directory(), Verifier: v,
 		Routes: func() (api.Routes, error) { return env.Store.Routes() },
 		Keys:   func() []auth.Key { return keysOf(env.Keys) }, Limiter: g.Limits(), AllowOrigin: g.AllowOrigin,
-		Log: env.Log, Reg: env.Reg,
+		Log: env.Log, Reg: env.Reg, Trace: env.Trace,
 	})
 	if err != nil {
 		return nil, err

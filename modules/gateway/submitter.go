@@ -20,6 +20,12 @@ const (
 	submitBytes = 256 << 10
 	// submitWaiting is how many sends of the whole node may wait for a call.
 	submitWaiting = 4096
+	// crowded is how many sends of one conversation may wait before they get a
+	// call of their own, and crowdedSends how many that takes. Others would have to
+	// wait in it until the last of them is stored.
+	crowded, crowdedSends = 16, 50
+	// crowdedCalls is how many of the calls may be such ones.
+	crowdedCalls = submitCalls / 2
 	// submitAge is how long a run may wait for a call.
 	submitAge = 400 * time.Millisecond
 )
@@ -62,7 +68,9 @@ type submitter struct {
 type submitQueue struct {
 	node    im.NodeID
 	waiting []submission
-	calls   int // in flight
+	calls   int             // in flight
+	sends   map[string]int  // waiting, by conversation
+	alone   map[string]bool // conversations with a call of their own in flight
 }
 
 // offer takes a run. false = too many wait; its owner hears nothing more.
@@ -82,11 +90,12 @@ func (b *submitter) offer(s submission) bool {
 		if b.queues == nil {
 			b.queues = map[im.NodeID]*submitQueue{}
 		}
-		q = &submitQueue{node: node}
+		q = &submitQueue{node: node, sends: map[string]int{}, alone: map[string]bool{}}
 		b.queues[node] = q
 	}
 	s.offered = b.now()
 	q.waiting = append(q.waiting, s)
+	q.sends[s.out.Run.ConversationId] += n
 	b.sends += n
 	if q.calls < submitCalls {
 		q.calls++
@@ -98,42 +107,57 @@ func (b *submitter) offer(s submission) bool {
 // work makes calls until nothing waits.
 func (b *submitter) work(q *submitQueue) {
 	for {
-		batch, late := b.take(q)
+		batch, late, alone := b.take(q)
 		for _, s := range late {
 			s.owner.submitted(s.out.Run.ConversationId, s.out.Token, nil, protocol.NewError("busy", "", 0))
 		}
 		if len(batch) > 0 {
 			b.call(batch)
+			b.back(q, alone)
 		} else if len(late) == 0 {
 			return
 		}
 	}
 }
 
-// take removes what goes into the next call, oldest first. If there is nothing
+// take removes what goes into the next call, oldest first: sends of one crowded
+// conversation, which it names, or those of all others. If there is nothing
 // the caller is no call any more.
-func (b *submitter) take(q *submitQueue) (batch, late []submission) {
+func (b *submitter) take(q *submitQueue) (batch, late []submission, alone string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now, sends, bytes, i := b.now(), 0, 0, 0
-	for ; i < len(q.waiting); i++ {
-		s := q.waiting[i]
-		n := len(s.out.Run.Sends)
+	now, sends, bytes := b.now(), 0, 0
+	kept := q.waiting[:0]
+	for i, s := range q.waiting {
+		n, conv := len(s.out.Run.Sends), s.out.Run.ConversationId
 		if now.Sub(s.offered) > submitAge {
 			late = append(late, s)
-			b.sends -= n
+			b.gone(q, s)
 			continue
 		}
-		if len(batch) > 0 && (sends+n > submitSends || bytes+s.out.Size > submitBytes) {
+		if len(batch) == 0 && q.mayBeAlone(conv) {
+			alone = conv
+			q.alone[conv] = true
+		}
+		most := submitSends
+		if alone != "" {
+			most = crowdedSends
+		}
+		if alone != "" && conv != alone || alone == "" && q.crowd(conv) {
+			kept = append(kept, s)
+			continue
+		}
+		if len(batch) > 0 && (sends+n > most || bytes+s.out.Size > submitBytes) {
+			kept = append(kept, q.waiting[i:]...)
 			break
 		}
 		batch = append(batch, s)
-		b.sends -= n
+		b.gone(q, s)
 		sends += n
 		bytes += s.out.Size
 	}
-	clear(q.waiting[:i])
-	q.waiting = q.waiting[i:]
+	clear(q.waiting[len(kept):])
+	q.waiting = kept
 	if len(q.waiting) == 0 {
 		q.waiting = nil
 	}
@@ -142,7 +166,34 @@ func (b *submitter) take(q *submitQueue) (batch, late []submission) {
 			delete(b.queues, q.node)
 		}
 	}
-	return batch, late
+	return batch, late, alone
+}
+
+// gone counts a submission that waits no more.
+func (b *submitter) gone(q *submitQueue, s submission) {
+	n, conv := len(s.out.Run.Sends), s.out.Run.ConversationId
+	b.sends -= n
+	if q.sends[conv] -= n; q.sends[conv] == 0 {
+		delete(q.sends, conv)
+	}
+}
+
+// back takes note that the call of a crowded conversation has ended.
+func (b *submitter) back(q *submitQueue, alone string) {
+	if alone == "" {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(q.alone, alone)
+}
+
+// crowd reports whether a conversation shares no call with others.
+func (q *submitQueue) crowd(conv string) bool { return q.alone[conv] || q.sends[conv] > crowded }
+
+// mayBeAlone reports whether the next call may be that of one conversation.
+func (q *submitQueue) mayBeAlone(conv string) bool {
+	return q.sends[conv] > crowded && !q.alone[conv] && len(q.alone) < crowdedCalls
 }
 
 // call submits a batch and hands out the results.

@@ -132,3 +132,69 @@ func TestWhoeverHasNoHomesHasOneNode(t *testing.T) {
 		t.Error("not submitted")
 	}
 }
+
+// crowd is a state node whose calls with a conversation of the name hot end when
+// they are let.
+type crowd struct {
+	mu   sync.Mutex
+	let  chan struct{}
+	hot  []int // runs of the calls of hot
+	more int   // runs of others in them
+}
+
+func (c *crowd) Submit(_ context.Context, r *v1.SubmitRequest) (*v1.SubmitResponse, error) {
+	hot := 0
+	res := &v1.SubmitResponse{}
+	for _, x := range r.Runs {
+		if x.ConversationId == "hot" {
+			hot++
+		}
+		res.Runs = append(res.Runs, &v1.RunResult{Acks: make([]*clientv1.SendAck, len(x.Sends))})
+	}
+	if hot > 0 {
+		c.mu.Lock()
+		c.hot = append(c.hot, hot)
+		c.more += len(r.Runs) - hot
+		c.mu.Unlock()
+		<-c.let
+	}
+	return res, nil
+}
+
+// A conversation of which much waits has one call at a time, for itself, and all
+// others go on.
+func TestACrowdedConversationHoldsUpNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := &crowd{let: make(chan struct{})}
+		got := &answers{good: map[string]int{}, bad: map[string]int{}}
+		var calls sync.WaitGroup
+		b := &submitter{state: node, m: newMetrics(prometheus.NewRegistry()), ctx: t.Context(), run: func(f func()) { calls.Go(f) }, now: time.Now}
+		offer := func(conv string, sends int) {
+			t.Helper()
+			if !b.offer(submission{owner: got, out: run.Out{Run: &v1.Run{ConversationId: conv, Sends: make([]*v1.RunSend, sends)}}}) {
+				t.Fatal("no room")
+			}
+		}
+		offer("hot", crowded+1)
+		synctest.Wait() // it is out
+		for range 30 {
+			offer("hot", 8)
+			offer("cool", 1)
+			synctest.Wait()
+		}
+		if got.good["cool"] != 30 || len(node.hot) != 1 || node.more != 0 {
+			t.Errorf("%d of 30 were answered, %d calls of the crowded one with %d others", got.good["cool"], len(node.hot), node.more)
+		}
+		for range 6 {
+			node.let <- struct{}{}
+			synctest.Wait()
+		}
+		if got.good["hot"] != 31 || node.hot[1] != crowdedSends/8 {
+			t.Errorf("%d of 31 were answered, by calls of %v runs", got.good["hot"], node.hot)
+		}
+		calls.Wait()
+		if len(b.queues) != 0 || b.sends != 0 {
+			t.Errorf("%d queues and %d sends are left", len(b.queues), b.sends)
+		}
+	})
+}

@@ -15,11 +15,15 @@ const maxEach = 16
 
 // answered remembers that a sender was told that its message is stored.
 func (s *session) answered(now time.Time, a run.Answer) {
-	if s.g.Trace == nil || a.Ack.Status != clientv1.Ack_ACK_OK {
+	if s.g.Trace == nil {
+		return
+	}
+	if a.Ack.Status != clientv1.Ack_ACK_OK {
+		s.g.Trace.Span(trace.Span{Context: trace.Carried(a.Send.Send.Traceparent), Name: "send", Kind: trace.Server, Begin: a.Send.Arrived, End: now, Failed: a.Ack.Error.GetReason()})
 		return
 	}
 	s.g.Trace.Add(trace.Record{Stage: trace.Answered, Message: im.MessageID(a.Ack.MessageId), Conv: trace.Conv(a.Ack.ConversationId), Seq: a.Ack.Seq,
-		At: now, Took: now.Sub(a.Send.Arrived), Note: string(s.id)})
+		At: now, Took: now.Sub(a.Send.Arrived), Note: string(s.id), Trace: trace.Carried(a.Send.Send.Traceparent)})
 }
 
 // arrived remembers deliveries of one conversation, and to which sessions they
@@ -34,7 +38,7 @@ func (g *Gateway) arrived(frames []*shared, to []*session) {
 		if !f.acked {
 			continue
 		}
-		records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to))})
+		records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to)), Trace: f.trace.Child(), Parent: f.trace})
 		if len(to) > maxEach {
 			continue
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/imdhq/imd/pkg/peer/seal"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 const (
@@ -58,6 +59,7 @@ type Deps struct {
 	Node     im.NodeID
 	Unshared map[string]string // what roles of this node keep for themselves
 	Names    NamesOpener
+	Trace    *trace.Log // takes spans of calls; nil = none are made
 }
 
 // Peers is the module of one node.
@@ -76,6 +78,9 @@ type Peers struct {
 // New makes the module; it opens nothing.
 func New(cfg Config, d Deps) *Peers {
 	p := &Peers{cfg: cfg, Deps: d}
+	if d.Reg != nil {
+		p.refused = newRefused(d.Reg)
+	}
 	if d.Settings != nil && cfg.Listen != "" {
 		d.Settings.Subscribe("peers", p.apply)
 	}
@@ -111,7 +116,6 @@ func (p *Peers) Start(ctx context.Context) error {
 	if err := p.places(); err != nil {
 		return errors.Join(err, p.Close())
 	}
-	p.refused = newRefused(p.Reg)
 	p.srv = p.server(sec)
 	p.ln = limit(p.ln, p.refused)
 	addr := p.cfg.Advertise
@@ -161,7 +165,7 @@ func (p *Peers) security() (peer.Security, error) {
 // server answers the calls of other nodes.
 func (p *Peers) server(sec peer.Security) *http.Server {
 	calls := rpc.NewServer(rpc.Options{
-		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), MaxRequest: maxRequest, MaxInFlight: maxInFlight,
+		Log: p.Log, Metrics: rpc.NewMetrics(p.Reg), Trace: p.Trace, MaxRequest: maxRequest, MaxInFlight: maxInFlight,
 		Timeout: func(connect.Spec) time.Duration { return peer.CallTimeout },
 		Class: func(s connect.Spec) balance.Class {
 			m, _ := peer.MethodOf(s.Procedure)

@@ -11,7 +11,7 @@ import (
 func Spec(names func(env *module.Env) NamesOpener) module.Spec {
 	return module.Spec{
 		Name:     "peers",
-		Needs:    []string{"controlplane"},
+		Needs:    []string{"controlplane", "tracing"}, // tracing: so that it stops after the roles
 		Config:   func() any { c := DefaultConfig(); return &c },
 		Settings: declared(),
 		New: func(env *module.Env) (module.Module, error) {
@@ -24,7 +24,7 @@ func Spec(names func(env *module.Env) NamesOpener) module.Spec {
 			}
 			p := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, BootID: env.BootID, Roles: env.Roles, Set: env.Peers, Control: env.Control, Settings: env.Settings,
-				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone, Unshared: env.Unshared, Node: env.Node, Names: names(env),
+				Announce: env.Announce, Cluster: env.Cluster, Zone: env.Zone, Unshared: env.Unshared, Node: env.Node, Names: names(env), Trace: env.Trace,
 			})
 			env.Ready.Add("peers", p.ready)
 			for path, h := range map[string]http.HandlerFunc{"GET /statusz/peers": env.Peers.ServePeers, "GET /statusz/ring": env.Peers.ServeRing} {

@@ -84,9 +84,9 @@ func (p *Push) fanned(it *v1.FanoutItem, began time.Time, sessions int, err erro
 	if e == nil || p.Trace == nil {
 		return
 	}
-	now := time.Now()
+	now, from := time.Now(), trace.Carried(it.Traceparent)
 	p.Trace.Add(trace.Record{Stage: trace.Fanned, Message: im.MessageID(e.MessageId), Conv: trace.Conv(it.ConversationId), Seq: e.Seq, At: now, Took: now.Sub(began),
-		Count: int32(sessions), Failed: err != nil})
+		Count: int32(sessions), Failed: err != nil, Trace: from.Child(), Parent: from})
 }
 
 // hand gives each gateway its part of the sessions.
@@ -134,7 +134,7 @@ func (p *Push) bundles(items []*v1.FanoutItem) (out []*v1.Delivery) {
 			p.Log.Error("a frame cannot be encoded", obs.Conv(im.ConversationID(it.ConversationId)), obs.Err(err))
 			continue
 		}
-		d := &v1.Delivery{Seq: seq, Frame: bytes, Acked: it.GetEntry() != nil, CommitNs: it.CommitNs, ExcludeSessionId: it.ExcludeSession}
+		d := &v1.Delivery{Seq: seq, Frame: bytes, Acked: it.GetEntry() != nil, CommitNs: it.CommitNs, ExcludeSessionId: it.ExcludeSession, Traceparent: it.Traceparent}
 		if size += len(bytes); len(out) > 0 && size <= bundleBytes {
 			first := out[len(out)-1]
 			first.Following = append(first.Following, d)

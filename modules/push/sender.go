@@ -65,7 +65,7 @@ type parcel struct {
 func newParcel(d *v1.Delivery, ids []string, routes []store.Route) parcel {
 	p := parcel{
 		Delivery: &v1.Delivery{ConversationId: d.ConversationId, Seq: d.Seq, Frame: d.Frame, SessionIds: ids, Acked: d.Acked,
-			CommitNs: d.CommitNs, ExcludeSessionId: d.ExcludeSessionId, Following: d.Following},
+			CommitNs: d.CommitNs, ExcludeSessionId: d.ExcludeSessionId, Following: d.Following, Traceparent: d.Traceparent},
 		routes: routes, frames: 1 + len(d.Following), bytes: len(d.Frame) + 32*len(ids),
 	}
 	for _, f := range d.Following {
@@ -162,8 +162,9 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, 
 		conv := trace.Conv(d.ConversationId)
 		note := func(f *v1.Delivery) {
 			if f.Acked {
+				from := trace.Carried(f.Traceparent)
 				records = append(records, trace.Record{Stage: trace.Delivered, Conv: conv, Seq: f.Seq, At: now, Took: now.Sub(began),
-					Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil})
+					Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil, Trace: from.Child(), Parent: from})
 			}
 		}
 		note(d)

@@ -46,6 +46,7 @@ type fanoutItem struct {
 	item  *v1.FanoutItem
 	entry *im.Entry // to become item's entry; nil = item is complete
 	bytes int
+	trace trace.Context // of the commit
 }
 
 // fanout hands to push what happened, in order. It is a hint to those online:
@@ -243,7 +244,7 @@ func (f *fanout) send(ctx context.Context, node im.NodeID, items []fanoutItem) {
 	req := &v1.FanoutRequest{Items: make([]*v1.FanoutItem, len(items))}
 	for i, it := range items {
 		if it.entry != nil {
-			it.item.What = &v1.FanoutItem_Entry{Entry: wireEntry(it.entry)}
+			it.item.What = &v1.FanoutItem_Entry{Entry: im.WireEntry(it.entry)}
 		}
 		req.Items[i] = it.item
 	}
@@ -271,7 +272,7 @@ func (f *fanout) handed(node im.NodeID, items []fanoutItem, began time.Time, fai
 	for _, it := range items {
 		if it.entry != nil {
 			records = append(records, trace.Record{Stage: trace.HandedOn, Message: it.entry.MessageID, Conv: trace.Conv(it.item.ConversationId), Seq: int64(it.entry.Seq),
-				At: now, Took: now.Sub(began), Note: string(node), Failed: failed})
+				At: now, Took: now.Sub(began), Note: string(node), Failed: failed, Trace: it.trace.Child(), Parent: it.trace})
 		}
 	}
 	f.kept.Add(records...)
@@ -301,9 +302,9 @@ const (
 // lanes' after: called in the order of the commits of each conversation.
 func (c *core) committed(epoch string, done []lane.Committed) {
 	now := time.Now()
-	c.remember(now, done)
+	traces := c.remember(now, done)
 	items := make([]fanoutItem, 0, len(done))
-	for _, d := range done {
+	for i, d := range done {
 		switch {
 		case d.Change != nil && d.Own:
 			c.positions.changed(d.Change)
@@ -311,7 +312,11 @@ func (c *core) committed(epoch string, done []lane.Committed) {
 		case d.Change != nil:
 		case d.Own:
 			c.positions.committed(d.Send.Row.Conversation, d.Result.Seq)
-			items = append(items, entryItem(d.Send, d.Result, now))
+			it := entryItem(d.Send, d.Result, now)
+			if traces != nil && traces[i].Sampled() {
+				it.trace, it.item.Traceparent = traces[i], traces[i].String()
+			}
+			items = append(items, it)
 		default:
 			if c.hintDue(d.Result, now) {
 				items = append(items, headItem(d.Send.Row.Conversation, d.Send.Session, d.Result))
@@ -322,14 +327,19 @@ func (c *core) committed(epoch string, done []lane.Committed) {
 	c.repeats.confirmed(epoch, done)
 }
 
-// remember keeps when sends were stored, or found to be.
-func (c *core) remember(now time.Time, done []lane.Committed) {
+// remember keeps when sends were stored, or found to be. It gives the contexts of
+// those of which spans are made; nil = there are none.
+func (c *core) remember(now time.Time, done []lane.Committed) (traces []trace.Context) {
 	if c.Trace == nil {
-		return
+		return nil
 	}
 	records := make([]trace.Record, 0, len(done))
-	for _, d := range done {
+	for i, d := range done {
 		if d.Send == nil {
+			if d.Own {
+				e := &d.Change.Entry
+				records = append(records, trace.Record{Stage: trace.Committed, Message: e.MessageID, Conv: trace.Conv(string(d.Change.Conversation)), Seq: int64(e.Seq), At: now})
+			}
 			continue
 		}
 		r := trace.Record{Stage: trace.Committed, Message: d.Result.MessageID, Conv: trace.Conv(string(d.Send.Row.Conversation)), Seq: int64(d.Result.Seq),
@@ -337,9 +347,17 @@ func (c *core) remember(now time.Time, done []lane.Committed) {
 		if !d.Own {
 			r.Stage = trace.Repeated
 		}
+		if r.Parent = trace.Carried(d.Send.Traceparent); r.Parent.Sampled() {
+			if traces == nil {
+				traces = make([]trace.Context, len(done))
+			}
+			r.Trace = r.Parent.Child()
+			traces[i] = r.Trace
+		}
 		records = append(records, r)
 	}
 	c.Trace.Add(records...)
+	return traces
 }
 
 // hintDue reports whether a repeated send should make others look.

@@ -263,11 +263,11 @@ func TestSyncShowsWhatThePeerHasReceivedAtOnce(t *testing.T) {
 
 func TestWireEntryLeavesOutWhatIsNotForClients(t *testing.T) {
 	change, _ := proto.Marshal(&clientv1.ConversationChange{Name: proto.String("n")})
-	e := wireEntry(&im.Entry{Kind: clientv1.EntryKind_ENTRY_KIND_CONVERSATION_CHANGE, ClientMessageID: "request", Change: change, ServerTime: time.UnixMilli(5)})
+	e := im.WireEntry(&im.Entry{Kind: clientv1.EntryKind_ENTRY_KIND_CONVERSATION_CHANGE, ClientMessageID: "request", Change: change, ServerTime: time.UnixMilli(5)})
 	if e.ClientMessageId != "" || e.ConversationChange.GetName() != "n" || e.ServerTimeMs != 5 || e.Content != nil {
 		t.Errorf("entry %v", e)
 	}
-	if e = wireEntry(&im.Entry{Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Seq: 3, Content: []byte{0xff}}); e.Content != nil || e.Seq != 3 {
+	if e = im.WireEntry(&im.Entry{Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Seq: 3, Content: []byte{0xff}}); e.Content != nil || e.Seq != 3 {
 		t.Errorf("damaged: %v", e)
 	}
 }

@@ -249,7 +249,7 @@ func (c *core) row(r *v1.Run, send *v1.RunSend) (lane.Send, *im.Error) {
 	}
 	copy(row.BodyHash[:], send.BodyHash)
 	row.Proof = proofOf(r.Proof)
-	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead}, nil
+	return lane.Send{Row: row, Session: im.SessionID(r.SessionId), Size: len(content) + rowOverhead, Traceparent: send.Traceparent}, nil
 }
 
 func badRequest(op, format string, args ...any) *im.Error {

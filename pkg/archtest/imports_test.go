@@ -149,6 +149,7 @@ var rules = []rule{
 	},
 	fence("go.etcd.io/etcd/client", "pkg/control/etcd", "pkg/control/embedded", "pkg/store/etcd", "pkg/control/controltest", "cmd"),
 	fence("go.etcd.io/etcd/server", "pkg/control/embedded"),
+	fence("go.opentelemetry.io", "pkg/trace/otlp", "pkg/testenv"),
 	fence("modernc.org/sqlite", "pkg/store/sqlite", "test/requirements/stranger"),
 	fence("github.com/jackc/pgx", "pkg/store/postgres", "pkg/testenv", "test"),
 	fence("github.com/redis/rueidis", "pkg/redis", "pkg/store/redis", "pkg/dedup/redis"),

@@ -14,7 +14,7 @@ func (b *inbox) ackLater(cv *conv) {
 	}
 	b.due++
 	switch {
-	case b.due >= protocol.AckEntries && !b.large:
+	case b.due >= protocol.AckEntries:
 		b.ack()
 	case !b.ackSet:
 		b.ackSet = true

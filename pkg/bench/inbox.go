@@ -1,6 +1,9 @@
 package bench
 
 import (
+	"bytes"
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -35,6 +38,7 @@ type conv struct {
 	asking bool  // history after have
 	queued bool  // in toAck
 	gapSet bool
+	aside  []asideEntry // above a gap, rising seq; at most protocol.MaxAside
 
 	tl     *timeline.Timeline // nil = not recorded
 	wake   time.Duration      // when tl.Tick is due; 0 = not set
@@ -42,6 +46,14 @@ type conv struct {
 	opened bool
 	from   int64 // of the last Open record
 	held   int64 // newest entry that it is recorded to have
+}
+
+// asideEntry is one that came above a gap. Own messages are often such ones: their
+// answer comes before the entries of others that were stored before them.
+type asideEntry struct {
+	seq, prev int64
+	own       bool
+	text      []byte // of another's
 }
 
 // seen is the newest entry that is here.
@@ -101,9 +113,44 @@ func (b *inbox) delivered(cv *conv, e *entryIn) {
 		b.ackLater(cv)
 	case e.prev <= cv.have:
 		b.next(cv, e)
+		b.takeAside(cv)
 	default:
-		b.gap(cv, e.seq)
+		own := string(e.sender) == b.d.user
+		x := asideEntry{seq: e.seq, prev: e.prev, own: own}
+		if !own {
+			x.text = bytes.Clone(e.text)
+		}
+		b.putAside(cv, x)
 	}
+}
+
+// putAside keeps an entry above a gap, as the SDK does, and asks for what is
+// missing if it does not come.
+func (b *inbox) putAside(cv *conv, e asideEntry) {
+	i, have := slices.BinarySearchFunc(cv.aside, e.seq, func(x asideEntry, seq int64) int { return cmp.Compare(x.seq, seq) })
+	if !have && len(cv.aside) < protocol.MaxAside {
+		cv.aside = slices.Insert(cv.aside, i, e)
+	}
+	b.gap(cv, e.seq)
+}
+
+// takeAside takes what was aside and is above a gap no more.
+func (b *inbox) takeAside(cv *conv) {
+	n := 0
+	for _, e := range cv.aside {
+		if e.prev > cv.have {
+			break
+		}
+		n++
+		if e.seq <= cv.have {
+			continue
+		}
+		cv.have = e.seq
+		if !e.own {
+			b.d.h.shown(e.text)
+		}
+	}
+	cv.aside = slices.Delete(cv.aside, 0, n)
 }
 
 // offer gives an entry to the timeline. One that it will show at once, the usual
@@ -163,9 +210,10 @@ func (b *inbox) acked(id string, p *send, a *ackIn) {
 		case a.seq <= cv.have:
 		case a.prev <= cv.have:
 			cv.have = a.seq
+			b.takeAside(cv)
 			b.ackLater(cv)
 		default:
-			b.gap(cv, a.seq)
+			b.putAside(cv, asideEntry{seq: a.seq, prev: a.prev, own: true})
 		}
 		return
 	}
@@ -244,6 +292,7 @@ func (b *inbox) page(cv *conv, p *clientv1.Page) {
 		}
 	}
 	cv.have = max(cv.have, p.CompleteTo)
+	b.takeAside(cv)
 }
 
 func historyFrame(conv string, after, before int64, backward bool, limit int) *clientv1.ClientFrame {
@@ -280,7 +329,7 @@ func (b *inbox) resync(epoch string) {
 	b.token = ""
 	b.d.h.rec.resync(b.d, "", epoch)
 	for _, cv := range b.convs {
-		cv.known, cv.have, cv.acked, cv.head = false, 0, 0, 0
+		cv.known, cv.have, cv.acked, cv.head, cv.aside = false, 0, 0, 0, nil
 		if cv.tl != nil {
 			cv.tl.Resync()
 			cv.opened = false

@@ -17,12 +17,13 @@ type meter struct {
 	connecting *recorder
 	delivering *recorder
 	errors     map[string]int64
-	fails      int64 // operations that failed
-	ops        int64 // operations done in the measured part
-	deliveries int64 // of messages, in the measured part
-	entries    int64 // read with pages
-	states     int64 // of conversations, read with syncs
-	open       int   // operations that have begun and not ended
+	fails      int64  // operations that failed
+	ops        int64  // operations done in the measured part
+	deliveries int64  // of messages, in the measured part
+	entries    int64  // read with pages
+	states     int64  // of conversations, read with syncs
+	onReceived func() // of a message; nil = nobody waits for it
+	open       int    // operations that have begun and not ended
 	lastSeen   time.Duration
 
 	measuring bool
@@ -39,6 +40,9 @@ type meter struct {
 	last      map[string]Process // as last seen, should it be gone at the end
 	ownCPU    float64
 	processes []Process
+
+	onlineAfter float64 // connect: when all were online, in seconds; 0 = they are not
+	onlineCPU   float64 // of the server until then
 }
 
 func (m *meter) init(o Options, l *loop) {
@@ -104,6 +108,14 @@ func (m *meter) look() {
 	}
 }
 
+// serverCPU is what the server has used since the beginning, as last seen.
+func (m *meter) serverCPU() (seconds float64) {
+	for _, p := range m.last {
+		seconds += p.CPU
+	}
+	return seconds
+}
+
 // counts reports whether what should have begun at t is in the latencies.
 func (m *meter) counts(t time.Duration) bool { return m.began > 0 && t >= m.began && t < m.end }
 
@@ -159,6 +171,9 @@ func (m *meter) received(text []byte) {
 	m.lastSeen = m.clock.now
 	if !m.over {
 		m.deliveries++
+	}
+	if m.onReceived != nil {
+		m.onReceived()
 	}
 	if at, ok := stampOf(text); ok && at <= m.clock.now && m.counts(at) {
 		m.delivering.add(m.clock.now - at)

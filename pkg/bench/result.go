@@ -35,6 +35,7 @@ type Result struct {
 	Latency    map[string]Latency `json:"latency"`                 // by what was measured: ack, deliver, connect, ...
 	Primary    string             `json:"primary"`                 // the one that Series and comparisons are about
 	Beside     float64            `json:"beside_ratio,omitempty"`  // hot: ack p99 of the other conversations beside it / before it
+	IdleCores  float64            `json:"idle_cores,omitempty"`    // connect: processors in use by the server while all devices were idle
 	Errors     map[string]int64   `json:"errors"`                  // by reason
 	Failed     int64              `json:"failed"`                  // operations without success
 	Processes  []Process          `json:"processes"`               // the server's, as far as they are on this machine
@@ -129,6 +130,9 @@ func (r *runner) result(why error) *Result {
 		res.Beside = res.Latency["beside"].P99 / calm
 	}
 	r.shares(res)
+	if idle := r.took - r.onlineAfter; r.o.Scenario == "connect" && r.onlineAfter > 0 && idle > 0 {
+		res.IdleCores = (r.serverCPU() - r.onlineCPU) / idle
+	}
 	return res
 }
 
@@ -170,6 +174,9 @@ func (o *Options) told() map[string]any {
 	set("warmup_s", o.Warmup.Seconds(), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
 	set("size", o.Size, "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
 	set("senders", o.Senders, "hot")
+	if o.Whole {
+		set("whole", true, "fanout")
+	}
 	if o.Reader != "" {
 		set("reader", o.Reader, "history", "sync")
 		set("conversation", o.Conversation, "history")
@@ -180,7 +187,7 @@ func (o *Options) told() map[string]any {
 		set("entries", o.Entries, "history")
 		set("conversations", o.Conversations, "sync")
 	}
-	set("conversations", o.Conversations, "resume")
+	set("conversations", o.Conversations, "resume", "connect")
 	set("group_size", o.GroupSize, "mix")
 	set("mix", o.Mix, "mix")
 	set("at_once", o.AtOnce, "resume")

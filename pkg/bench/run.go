@@ -46,11 +46,12 @@ type Options struct {
 	// LongestPause bounds the pause that a device chooses before it comes back; 0 = by the rules of the protocol.
 	LongestPause time.Duration
 
-	Conversations int // sync and resume: conversations of each user
-	Entries       int // history: entries of each conversation
-	Page          int // history: entries of a page
-	GroupSize     int // mix: members of a group
-	Senders       int // hot: devices that write into the hot conversation
+	Conversations int  // sync, resume and connect: conversations of each user
+	Entries       int  // history: entries of each conversation
+	Page          int  // history: entries of a page
+	GroupSize     int  // mix: members of a group
+	Senders       int  // hot: devices that write into the hot conversation
+	Whole         bool // fanout: a message has ended when all members have it, and the next one leaves then
 	// Reader is a user that exists: history and sync read what it has in place of
 	// what they write themselves. Empty = none.
 	Reader       string

@@ -12,6 +12,9 @@ import (
 // connectOnly opens all connections and keeps them idle for the duration; an
 // operation is one connection.
 func (r *runner) connectOnly() error {
+	if err := r.crowd(); err != nil {
+		return err
+	}
 	r.primary = r.connecting
 	r.begin()
 	r.end = time.Duration(1<<63 - 1)
@@ -19,9 +22,28 @@ func (r *runner) connectOnly() error {
 		return err
 	}
 	r.ops = r.connecting.all.TotalCount()
+	r.look()
+	r.onlineAfter, r.onlineCPU = max((r.l.now-r.began).Seconds(), 1e-9), r.serverCPU()
 	_, err := r.wait("hold", r.o.Duration, func() bool { return false })
 	r.finish()
 	return err
+}
+
+// crowd puts users into groups before they connect, each into Conversations of
+// them.
+func (r *runner) crowd() error {
+	if r.o.Conversations == 0 {
+		return nil
+	}
+	if r.o.Group == nil || r.o.Users < 2 {
+		return errors.New("conversations want at least 2 users and a way to make groups")
+	}
+	for range r.o.Conversations {
+		if _, err := r.makeGroups(r.o.Users); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sendTo makes the operation of sending into a lane; it ends with the answer.
@@ -91,7 +113,7 @@ func (r *runner) sendPairs() error {
 }
 
 // fanout lets the first device write to a group in which all are online; an
-// operation is one acknowledged message.
+// operation is one acknowledged message, or one that all members have.
 func (r *runner) fanout() error {
 	if r.o.Users < 2 || r.o.Group == nil {
 		return errors.New("fanout wants at least 2 users and a way to make a group")
@@ -110,8 +132,41 @@ func (r *runner) fanout() error {
 	}
 	d := r.devices[0]
 	to := d.out.lane(conv, "")
-	r.drive(d, 1, sendWindow, r.primary, r.sendTo(r.primary, func(*source) *lane { return to }))
+	begin := r.sendTo(r.primary, func(*source) *lane { return to })
+	if r.o.Whole {
+		begin = r.sendToAll(to)
+	}
+	r.drive(d, 1, sendWindow, r.primary, begin)
 	return r.measure()
+}
+
+// sendToAll makes the operation of sending a message and waiting until every
+// other device has been given it.
+func (r *runner) sendToAll(to *lane) func(*source, time.Duration) {
+	whole := r.recorder("whole")
+	r.primary = whole
+	return func(s *source, at time.Duration) {
+		left := len(r.devices) // the others, and the answer
+		one := func() {
+			if left--; left == 0 {
+				r.onReceived = nil
+				r.done(whole, at)
+				s.ended()
+			}
+		}
+		r.onReceived = one
+		to.rec = r.recorder("ack")
+		s.d.out.send(to, at, func(p *send, a *ackIn) {
+			if a.status != clientv1.Ack_ACK_OK {
+				r.onReceived = nil
+				r.fail(string(a.reason))
+				s.ended()
+				return
+			}
+			r.record(to.rec, p.intended)
+			one()
+		})
+	}
 }
 
 // fill writes messages and waits until all are stored and delivered: each

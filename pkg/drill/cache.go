@@ -33,7 +33,7 @@ func redisMissing() string {
 
 // newCache makes a server; it does not start it.
 func newCache(d *drill) (*cache, error) {
-	c := &cache{server{node: d.child(cacheProcess), address: net.JoinHostPort(loopback(), redisPort), ways: map[string]*faultproxy.Proxy{}}}
+	c := &cache{server{node: d.child(cacheProcess), front: d.front(), address: net.JoinHostPort(loopback(), redisPort), ways: map[string]*faultproxy.Proxy{}}}
 	exe, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, err

@@ -104,6 +104,10 @@ func (t *trait) why(l Layout) string {
 		return "wants a layout with Postgres, such as --layout postgres"
 	case t.redis && !l.Redis:
 		return "wants a layout with Redis, such as --layout postgres"
+	case t.mesh && l.Hosts:
+		return "wants a layout whose nodes reach each other through the drill, such as --layout split"
+	case t.hosts && !l.Hosts:
+		return "wants a layout with hosts, such as --layout hosts"
 	case t.routes && !l.routes():
 		return "wants a layout with routes in Redis, such as --layout split"
 	case t.split && !l.split():
@@ -126,6 +130,9 @@ func Missing(l Layout) string {
 	}
 	if l.Redis {
 		all = append(all, redisMissing())
+	}
+	if l.Hosts {
+		all = append(all, hostsMissing())
 	}
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
@@ -164,7 +171,8 @@ type drill struct {
 	db      *database    // nil = the nodes keep messages themselves
 	cache   *cache       // nil = the nodes remember sends themselves
 	signer  auth.Key     // of all tokens
-	network *network     // nil = each node has all roles
+	network *network     // nil = each node has all roles, or is on a host of its own
+	hosts   *hosts       // nil = the nodes are on this one
 	where   *whereabouts // nil = the routes are not in Redis
 	rec     *history.Recorder
 	plan    []Event
@@ -293,6 +301,13 @@ func (d *drill) prepare() error {
 	if d.signer, keys, err = newSigner(d.Dir); err != nil {
 		return err
 	}
+	if d.Layout.Hosts {
+		if d.hosts, err = newHosts(d); err != nil {
+			return err
+		}
+		common = append(common, "peers.allow_plaintext=true", "peers.key_file="+d.hosts.key,
+			"gateway.limits.failed_hellos=1000000", "gateway.limits.address_rate=1000000", "gateway.limits.address_burst=1000000") // loopback is exempt
+	}
 	if d.Layout.Etcd > 0 {
 		if d.plane, err = newPlane(d); err != nil {
 			return err
@@ -309,7 +324,15 @@ func (d *drill) prepare() error {
 		if d.plane != nil {
 			n.told = d.truth
 		}
-		own, env, err := d.waysOf(spec, len(apart))
+		at := "127.0.0.1"
+		if d.hosts != nil {
+			x, err := d.hosts.add(n)
+			if err != nil {
+				return err
+			}
+			at, n.under = x.address, x.under()
+		}
+		own, env, err := d.waysOf(spec, at, len(apart))
 		if err != nil {
 			return err
 		}
@@ -325,7 +348,7 @@ func (d *drill) prepare() error {
 		if spec.Clients {
 			own = append(own, keys)
 		}
-		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
+		n.args, n.env = nodeArgs(spec, at, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if spec.Clients {
 			p, err := faultproxy.Listen("127.0.0.1:0", "127.0.0.1:1") // until the node is ready nobody is there
 			if err != nil {
@@ -335,7 +358,7 @@ func (d *drill) prepare() error {
 		}
 		d.nodes = append(d.nodes, n)
 	}
-	if len(apart) > 0 {
+	if len(apart) > 0 && d.hosts == nil {
 		if d.network, err = newNetwork(apart); err != nil {
 			return err
 		}
@@ -357,8 +380,8 @@ func (d *drill) prepareServers() (err error) {
 }
 
 // waysOf are the assignments and the environment that lead a node to the stores and
-// to the others; i is its number in the network.
-func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
+// to the others; host is its address, i its number in the network.
+func (d *drill) waysOf(spec NodeSpec, host string, i int) (set, env []string, err error) {
 	if d.db != nil {
 		at, err := d.db.way(spec.Name)
 		if err != nil {
@@ -373,7 +396,10 @@ func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
 		}
 		set, env = append(set, "storage.dedup=redis"), append(env, "IMD_REDIS_URL=redis://"+at)
 	}
-	if spec.apart() {
+	switch {
+	case d.hosts != nil:
+		set = append(set, fmt.Sprintf("peers.listen=%s:%d", host, firstInternal))
+	case spec.apart():
 		set = append(set, "peers.listen="+internal(i), "peers.advertise="+advertised(i))
 	}
 	return set, env, nil
@@ -490,7 +516,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, where: d.where, pipes: d.Layout.pipes(), crashed: d.crash}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, hosts: d.hosts, where: d.where, pipes: d.Layout.pipes(), crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -642,6 +668,9 @@ func (d *drill) clean() error {
 	}
 	if d.network != nil {
 		d.network.close()
+	}
+	if d.hosts != nil {
+		d.hosts.close()
 	}
 	if d.cache != nil {
 		d.cache.close()

@@ -28,6 +28,7 @@ type breaker struct {
 	cache   *cache       // nil = the layout has no Redis
 	network *network     // nil = each node has all roles
 	where   *whereabouts // nil = the routes are not in Redis
+	hosts   *hosts       // nil = the nodes are on this one
 	pipes   bool         // how calls between nodes travel; else over HTTP
 	crashed func(what string)
 }
@@ -72,7 +73,7 @@ func (f *fault) carryOut(ctx context.Context) error {
 		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
 		RedisClock: (*fault).redisClock, KickRace: (*fault).kickRace, GatewayKill: (*fault).kill,
 		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
-		RoleLie: (*fault).roleLie, DrainCut: (*fault).drainCut,
+		HostBlackhole: (*fault).hostBlackhole, RoleLie: (*fault).roleLie, DrainCut: (*fault).drainCut,
 		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).pause, RingChurn: (*fault).ringChurn,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[f.Kind]

@@ -26,6 +26,9 @@ type Layout struct {
 	// Redis says that one server of its own remembers acknowledged sends for all nodes, and their
 	// routes if Set says storage.routes=redis.
 	Redis bool `yaml:"redis"`
+	// Hosts says that each node is on a host of its own: a network namespace. The nodes have
+	// not all roles, and the drill is root in a process with a network of its own.
+	Hosts bool `yaml:"hosts"`
 	// Witnesses is how many processes, w1 and so on, take part in the control plane
 	// and tell what they see: up to 50. They want Etcd.
 	Witnesses int `yaml:"witnesses"`
@@ -77,9 +80,16 @@ func SplitOverHTTP() Layout {
 	return l
 }
 
+// OnHosts is SplitRoles with each process on a host of its own.
+func OnHosts() Layout {
+	l := SplitRoles()
+	l.Hosts = true
+	return l
+}
+
 // Layouts are those that have a name.
 func Layouts() map[string]Layout {
-	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles(), "split-http": SplitOverHTTP()}
+	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles(), "split-http": SplitOverHTTP(), "hosts": OnHosts()}
 }
 
 // callsOverHTTP is the assignment that lets calls between nodes travel as requests.
@@ -162,6 +172,8 @@ func (l Layout) check() error {
 	switch {
 	case !clients:
 		return errors.New("no node takes clients")
+	case l.Hosts && slices.ContainsFunc(l.Nodes, func(n NodeSpec) bool { return !n.apart() }), l.Hosts && l.Etcd > 1:
+		return errors.New("hosts are for nodes without all roles, and one member of etcd at most")
 	case l.split() && l.Etcd == 0:
 		return errors.New("nodes without all roles want members of etcd")
 	}

@@ -216,13 +216,13 @@ func (m *mesh) lead(member int, target string) {
 // over. It must end all the same, and with status 0.
 func (f *fault) drainCut(ctx context.Context) error {
 	began := time.Now()
-	f.b.network.cut(f.n, true)
+	err := f.b.cutOff(ctx, f.n, true)
 	hold(ctx, 500*ms)
 	f.b.stop(f.n, f.n.terminate)
-	f.b.network.cut(f.n, false)
+	err = errors.Join(err, f.b.cutOff(ctx, f.n, false))
 	hold(ctx, f.For-time.Since(began))
 	if err := f.n.begin(); err != nil {
 		return fmt.Errorf("after it had stopped alone: %w", err)
 	}
-	return nil
+	return err
 }

@@ -72,8 +72,12 @@ func newPlane(d *drill) (*plane, error) {
 	host := loopback()
 	at := func(first, i int) string { return fmt.Sprintf("%s:%d", host, first+10*i) }
 	var fronts, targets, cluster []string
+	clients := host
+	if d.Layout.Hosts {
+		clients = etcdHost
+	}
 	for i := range d.Layout.Etcd {
-		p.urls = append(p.urls, "http://"+at(firstClient, i))
+		p.urls = append(p.urls, fmt.Sprintf("http://%s:%d", clients, firstClient+10*i))
 		fronts, targets = append(fronts, at(firstFront, i)), append(targets, at(firstPeer, i))
 		cluster = append(cluster, fmt.Sprintf("%s=http://%s", memberName(i), at(firstFront, i)))
 	}

@@ -52,17 +52,17 @@ func (w *network) cut(n *node, cut bool) {
 
 // rolePartition lets nothing through between one node and the others.
 func (f *fault) rolePartition(ctx context.Context) error {
-	f.b.network.cut(f.n, true)
+	err := f.b.cutOff(ctx, f.n, true)
 	hold(ctx, f.For)
-	f.b.network.cut(f.n, false)
-	return nil
+	return errors.Join(err, f.b.cutOff(ctx, f.n, false))
 }
 
 // roleBlackhole takes the others and all stores from a node. Only etcd stays, and
 // clients, if it has any.
 func (f *fault) roleBlackhole(ctx context.Context) error {
+	var errs []error
 	for _, cut := range []bool{true, false} {
-		f.b.network.cut(f.n, cut)
+		errs = append(errs, f.b.cutOff(ctx, f.n, cut))
 		if f.b.db != nil {
 			f.b.db.cut(f.n.spec.Name, cut)
 		}
@@ -73,7 +73,7 @@ func (f *fault) roleBlackhole(ctx context.Context) error {
 			hold(ctx, f.For)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // roleSlow makes all that a node and the others say to each other later.

@@ -61,8 +61,10 @@ func (l *Lane) prepare(w *Work) {
 // share is what one conversation has of a batch.
 type share struct{ rows, bytes int }
 
-func (s share) atHalf() bool {
-	return s.rows >= store.MaxAppendRows/2 || s.bytes >= maxBatchBytes/2
+// full reports whether a batch takes no more of the conversation; fair = others
+// have not been looked at yet.
+func (s share) full(fair bool) bool {
+	return s.rows >= maxShare || fair && s.bytes >= maxBatchBytes/2
 }
 
 // batch is a batch while it is being made.
@@ -77,13 +79,14 @@ func (b *batch) fits(row *pendingRow) bool {
 
 // makeBatch takes rows off the queue in the order of their arrival, which per
 // conversation is never broken; nil if there is nothing to take. The first
-// round gives each conversation at most half of the batch; what then is free
-// goes to those that have more. A change is a batch of its own.
+// round gives each conversation at most half of the bytes of a batch; what then
+// is free goes to those that have more. A change is a batch of its own.
 func (l *Lane) makeBatch(now time.Time) *Work {
 	b := &batch{}
 	clear(l.shares)
 	for _, fair := range []bool{true, false} {
 		clear(l.blocked)
+		l.blockResting(now)
 		for r := l.head; r != nil; r = l.walk {
 			l.walk = r.next
 			if l.blocked[r.Conv] {
@@ -139,7 +142,7 @@ func (l *Lane) takeRun(now time.Time, r *Run, b *batch, fair bool) (full bool) {
 			l.tooOld(row)
 			continue
 		}
-		if s := l.shares[r.Conv]; fair && s.atHalf() {
+		if s := l.shares[r.Conv]; s.full(fair) {
 			l.blocked[r.Conv] = true
 			taken--
 			break

@@ -213,6 +213,7 @@ func (l *Lane) wake(now time.Time) (after time.Duration) {
 	if l.out != nil {
 		return 0
 	}
+	after = l.nextRest(now)
 	for _, h := range l.held {
 		if h.doubt == nil {
 			continue

@@ -41,8 +41,8 @@ const (
 //
 // A row is queued, then out, then done. Transitions:
 //
-//	queued -> out   a batch is made: FIFO per conversation, at most half a
-//	                batch for one of them while others wait
+//	queued -> out   a batch is made: FIFO per conversation, a bounded share of
+//	                the batch for each of them
 //	out -> split    its batch stored nothing and is halved
 //	split -> out    its part of the batch is next
 //	out -> done     the outcome of its call is known
@@ -50,7 +50,8 @@ const (
 //	                nobody waits for it any more (refused, too old, expired)
 //
 // A conversation that somebody else holds in the store leaves the batch and is
-// held: see hold. Its rows that may be stored stay out until they are known.
+// held: see hold. Its rows that may be stored stay out until they are known. One
+// that has had much of a batch rests afterwards, see rest, and its rows gather.
 //
 // Invariants: one call to the store is out at a time. A row whose call had an
 // unknown outcome runs again, unchanged and in its place, until the outcome is
@@ -67,8 +68,9 @@ type Lane struct {
 	out      *Work           // the call that is out; nil = idle
 	parts    [][]*pendingRow // of the batch that is being split; the next is last
 	held     map[im.ConversationID]*hold
-	failures int // failed calls of the search that goes on
-	aways    int // batches refused in a row because the store was away
+	rests    map[im.ConversationID]time.Time // of hot conversations: until when
+	failures int                             // failed calls of the search that goes on
+	aways    int                             // batches refused in a row because the store was away
 	probes   []chan<- struct{}
 	runs     int // number of the last run
 	numbered int // number of the last row
@@ -149,6 +151,8 @@ type Send struct {
 	Row     store.AppendRow // but for Row.Run, which the lane sets
 	Session im.SessionID    // gets no deliver, as it gets the answer; emptied if it was told to try again
 	Size    int             // bytes that count against the limits
+	// Traceparent is handed through for those who make spans.
+	Traceparent string
 }
 
 // slot is the place of one send in its run.
@@ -167,7 +171,7 @@ type Verdict struct {
 // New returns an empty lane.
 func New() *Lane {
 	return &Lane{
-		pending: map[rowKey]*pendingRow{}, held: map[im.ConversationID]*hold{},
+		pending: map[rowKey]*pendingRow{}, held: map[im.ConversationID]*hold{}, rests: map[im.ConversationID]time.Time{},
 		shares: map[im.ConversationID]share{}, blocked: map[im.ConversationID]bool{},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,22 +164,23 @@ func TestLaneGathersWhileABatchIsOut(t *testing.T) {
 func TestLaneCutsARunAndKeepsItsTailFirst(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")
-	long := b.many("g_1", 250, 10)
+	long := b.many("g_1", maxShare+10, 10)
 	b.submit("g_2", "y")
 	b.done(nil)
-	// Half for the long run while another waits, then what is free.
-	if got := len(b.out.rows); got != 200 {
-		t.Fatalf("batch of %d rows, want 200", got)
+	if got := len(b.out.rows); got != maxShare+1 || b.out.rows[maxShare].Row.Conversation != "g_2" {
+		t.Fatalf("batch of %d rows, want the share of the long run and the other conversation", got)
 	}
-	if b.out.rows[100].Row.Conversation != "g_2" {
-		t.Fatalf("the other conversation is not served at half of the batch")
-	}
-	b.submit("g_3", "z")
+	later := b.submit("g_1", "z")
+	b.now = b.now.Add(maxRest) // the first batch of the long run took no time
 	b.done(nil)
-	if got := len(b.out.rows); got != 52 || b.out.rows[0].Row.Conversation != "g_1" {
-		t.Fatalf("batch of %d rows, first of %s", got, b.out.rows[0].Row.Conversation)
+	b.step(Tick{})
+	b.now = b.now.Add(maxRest)
+	b.step(Tick{})
+	if got := len(b.out.rows); got != 11 || b.out.rows[10].Row.ClientMessageID != "z" {
+		t.Fatalf("batch of %d rows", got)
 	}
 	b.done(nil)
+	later.want(t, "ok")
 	for i, g := range long.got {
 		if g != "ok" {
 			t.Fatalf("send %d: %q", i, g)
@@ -189,6 +191,66 @@ func TestLaneCutsARunAndKeepsItsTailFirst(t *testing.T) {
 			t.Fatal("commits out of order")
 		}
 	}
+}
+
+// A conversation that is written to as fast as it goes leaves the lane to others
+// for a while after each of its batches.
+func TestAHotConversationRests(t *testing.T) {
+	b := newBench(t)
+	took := func(d time.Duration) {
+		t.Helper()
+		w := b.out
+		b.out, b.now = nil, b.now.Add(d)
+		ev := Result{Took: d}
+		for _, r := range w.rows {
+			b.seq++
+			ev.Results = append(ev.Results, store.AppendResult{MessageID: r.Row.MessageID, Seq: b.seq})
+		}
+		b.step(ev)
+	}
+	hot := b.many("g_hot", 3*maxShare, 10)
+	if got := len(b.out.rows); got != maxShare {
+		t.Fatalf("%d rows in a batch, want the share of one conversation", got)
+	}
+	took(4 * time.Millisecond)
+	if b.out != nil || b.wake != restTimes*4*time.Millisecond {
+		t.Fatalf("out %v, wake after %v", b.out, b.wake)
+	}
+	for range 3 { // others go at once
+		b.submit("g_1", "a")
+		b.wantOut("a")
+		took(time.Millisecond)
+	}
+	change := &Run{Conv: "g_hot", Change: &store.Change{}, Settled: func(store.ChangeResult, error) {}}
+	b.step(Submit{change}) // stays behind what waits
+	if b.out != nil {
+		t.Fatal("a change overtook the sends of its conversation")
+	}
+	b.now = b.now.Add(b.wake)
+	b.step(Tick{})
+	if got := len(b.out.rows); got != maxShare {
+		t.Fatalf("%d rows after the rest", got)
+	}
+	took(100 * time.Millisecond)
+	if b.wake != maxRest {
+		t.Fatalf("a rest of %v", b.wake)
+	}
+	b.now = b.now.Add(b.wake)
+	b.step(Tick{})
+	took(time.Millisecond)
+	b.now = b.now.Add(b.wake)
+	b.step(Tick{})
+	if b.out == nil || b.out.Change != change {
+		t.Fatal("the change does not follow")
+	}
+	took(0)
+	if !b.l.Idle() || slices.Contains(hot.got, "") {
+		t.Fatalf("idle %v, answers %q", b.l.Idle(), hot.got)
+	}
+	b.many("g_cool", hotRows-1, 10)
+	took(time.Millisecond)
+	b.submit("g_cool", "x")
+	b.wantOut("x")
 }
 
 func TestLaneEndsABatchByBytes(t *testing.T) {
@@ -441,7 +503,7 @@ func TestLaneRefusesAWholeBatchWhenTheStoreIsAway(t *testing.T) {
 	b.submit("g_3", "c")
 	b.done(im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store", "no connection"))
 	two.want(t, "unavailable")
-	if one.got[0] != "unavailable" || one.got[119] != "unavailable" {
+	if one.got[0] != "unavailable" || one.got[maxShare-1] != "unavailable" || one.got[119] != "behind" {
 		t.Fatalf("answers %q", one.got)
 	}
 	b.wantOut("c")
@@ -469,9 +531,9 @@ func TestLaneSearchesAgainWhenTheStoreKeepsRefusing(t *testing.T) {
 func TestLaneRefusesBehindARetryableRow(t *testing.T) {
 	b := newBench(t)
 	b.submit("g_0", "x")
-	r := b.many("g_1", 201, 10)
+	r := b.many("g_1", maxShare+1, 10)
 	b.done(nil)
-	res := make([]store.AppendResult, 200)
+	res := make([]store.AppendResult, maxShare)
 	for i := range res {
 		res[i].Seq = im.Seq(i)
 	}
@@ -479,7 +541,7 @@ func TestLaneRefusesBehindARetryableRow(t *testing.T) {
 	res[2].Err = im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, "store", "")
 	b.out = nil
 	b.step(Result{Results: res})
-	if r.got[1] != "ok" || r.got[2] != "not_member" || r.got[3] != "unavailable" || r.got[4] != "behind" || r.got[200] != "behind" {
+	if r.got[1] != "ok" || r.got[2] != "not_member" || r.got[3] != "unavailable" || r.got[4] != "behind" || r.got[maxShare] != "behind" {
 		t.Fatalf("answers %q", r.got)
 	}
 	if b.out != nil || !b.l.Idle() {

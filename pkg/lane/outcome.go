@@ -30,6 +30,7 @@ func (l *Lane) result(now time.Time, ev Result) {
 	case ev.Err == nil:
 		l.aways = 0
 		l.measure(len(w.rows), ev.Took)
+		l.rest(now, w.rows, ev.Took)
 		l.answered(now, w, ev.Results)
 	default:
 		l.failed(w, ev.Err)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -17,11 +18,17 @@ const (
 	CallTimeout = 1200 * time.Millisecond
 )
 
-// isolated is a context with the caller's deadline and cancellation but none
-// of its values: across processes they would not travel either.
+// isolated is a context with the caller's deadline and cancellation but none of
+// its values, except for that of the trace: across processes the others would not
+// travel either.
 type isolated struct{ context.Context }
 
-func (isolated) Value(any) any { return nil }
+func (i isolated) Value(key any) any {
+	if key == trace.Key() {
+		return i.Context.Value(key)
+	}
+	return nil
+}
 
 // call runs f of h as a network would: with a deadline, without the caller's
 // values, without panics, and with errors as they come off the wire. The

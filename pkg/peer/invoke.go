@@ -11,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer/seal"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -116,11 +117,11 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer[Res], 2) // one slot for each attempt: a late one never blocks
-	attempt := func(p *place, backup bool) {
+	try := func(p *place, backup bool) {
 		res, err := once(ctx, s, v, m, p, f, req)
 		answers <- answer[Res]{res, err, backup}
 	}
-	go attempt(p, false)
+	go try(p, false)
 	due := time.NewTimer(v.group.hedgeDelay(m, time.Now()))
 	defer due.Stop()
 	for out := 1; ; {
@@ -140,7 +141,7 @@ func hedged[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 			}
 			s.metrics.backup(m)
 			out++
-			go attempt(q, true)
+			go try(q, true)
 		}
 	}
 }
@@ -152,6 +153,9 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	}
 	actx, cancel := context.WithTimeout(ctx, AttemptTimeout)
 	defer cancel()
+	parent := trace.From(ctx)
+	here := parent.Child()
+	actx = trace.With(actx, here)
 	begin := time.Now()
 	p.remote.begin()
 	res, err := f(v.at(p.remote), actx, req)
@@ -163,6 +167,9 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 		s.ejected(v.group, p, err)
 	}
 	s.metrics.answered(p, m, took, err)
+	if here.Sampled() {
+		s.trace.Span(attempt(p, m, here, parent, begin, took, err))
+	}
 	if err != nil {
 		return nil, failed(m.Name, err)
 	}

@@ -79,7 +79,7 @@ func newRemote(n control.Node, sec Security) *remote {
 	} else {
 		r.way = pipe.NewTransport(pipe.Options{Dial: r.dialer(sec), Keys: sec.Keys, Boot: n.BootID, Max: MaxFrame})
 	}
-	c := connect.NewClient(r.way)
+	c := connect.NewClient(r.way, traced)
 	r.state = internalv1connect.NewStateServiceClient(c)
 	r.directory = internalv1connect.NewDirectoryServiceClient(c)
 	r.push = internalv1connect.NewPushServiceClient(c)

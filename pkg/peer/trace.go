@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect/v2"
+
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -79,4 +81,26 @@ func (c checker) Trace(_ context.Context, r *v1.TraceRequest) (*v1.TraceResponse
 			Conversation: x.Conv, Seq: x.Seq, Note: x.Note, Count: x.Count, Failed: x.Failed})
 	}
 	return res, nil
+}
+
+// attempt is the span of one attempt of a call.
+func attempt(p *place, m *Method, here, parent trace.Context, begin time.Time, took time.Duration, err error) trace.Span {
+	x := trace.Span{Context: here, Parent: parent, Name: m.Name, Kind: trace.Client, Begin: begin, End: begin.Add(took),
+		Attrs: []trace.Attr{{Key: "imd.peer", Text: p.id()}}}
+	if err != nil {
+		x.Failed = connect.CodeOf(err).String()
+	}
+	return x
+}
+
+// traced carries the trace of a call's context to the other side.
+func traced(next connect.ClientFunc) connect.ClientFunc {
+	return func(ctx context.Context, spec connect.Spec) (connect.ClientStream, error) {
+		if c := trace.From(ctx); c.Sampled() {
+			if info, ok := connect.CallInfoForClientContext(ctx); ok {
+				info.RequestHeader().Set(trace.Header, c.String())
+			}
+		}
+		return next(ctx, spec)
+	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -24,17 +25,35 @@ func (s *Server) observe(next connect.ServerFunc) connect.ServerFunc {
 		begin := time.Now()
 		s.opt.Metrics.inFlight.Inc()
 		defer s.opt.Metrics.inFlight.Dec()
-		err := next(ctx, spec, stream)
+		c, parent := s.traced(ctx)
+		err := next(trace.With(ctx, c), spec, stream)
 		took := time.Since(begin)
 		service, method := names(spec)
-		code := "ok"
+		code, failed := "ok", ""
 		if err != nil {
 			code = connect.CodeOf(err).String()
+			failed = code
 		}
+		s.opt.Trace.Span(trace.Span{Context: c, Parent: parent, Name: service + "/" + method, Kind: trace.Server, Begin: begin, End: begin.Add(took), Failed: failed})
 		s.opt.Metrics.answered(service, method, code, took)
 		s.log(service+"."+method, err, took)
 		return err
 	}
+}
+
+// traced decides whether spans are made of a call.
+func (s *Server) traced(ctx context.Context) (c, parent trace.Context) {
+	if s.opt.Trace == nil {
+		return c, parent
+	}
+	said := ""
+	if info, ok := connect.CallInfoForServerContext(ctx); ok {
+		said = info.RequestHeader().Get(trace.Header)
+	}
+	if said == "" && !s.opt.Begins {
+		return c, parent
+	}
+	return s.opt.Trace.Begin(said)
 }
 
 func (s *Server) log(op string, err error, took time.Duration) {

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/balance"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 // Limits of every request.
@@ -44,6 +45,11 @@ type Options struct {
 	// Class says how much a method matters when there are too many calls; nil =
 	// all the same.
 	Class func(connect.Spec) balance.Class
+	// Trace takes the spans of calls; nil = none are made. A call is traced if its
+	// caller says so.
+	Trace *trace.Log
+	// Begins lets a share of the calls whose callers say nothing be traced too.
+	Begins bool
 }
 
 // Server serves Connect, gRPC and gRPC-Web, each with protobuf or JSON, and GET

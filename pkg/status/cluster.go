@@ -37,6 +37,8 @@ type Deps struct {
 	Routes func() (RouteLookup, error)
 	// Trace asks all nodes what they remember of a message.
 	Trace func(context.Context, trace.Query) []peer.Remembered
+	// History reads conversations as the system does.
+	History historian
 	// Guard lets requests pass that may see what is about single users.
 	Guard func(http.Handler) http.Handler
 }

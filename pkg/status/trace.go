@@ -10,17 +10,22 @@ import (
 	"strings"
 	"time"
 
+	"github.com/imdhq/imd/pkg/idgen"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/trace"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // TraceStatus is the life of one message as the nodes remember it.
 type TraceStatus struct {
-	Message string       `json:"message_id"`
-	Seq     int64        `json:"seq"` // 0 = nobody knows it
-	Stages  []TraceStage `json:"stages"`
-	Nodes   []TraceNode  `json:"nodes"`
+	Message string         `json:"message_id"`
+	Seq     int64          `json:"seq"`              // 0 = nobody knows it
+	Made    time.Time      `json:"made"`             // when the id was
+	Worker  int            `json:"worker"`           // that made it
+	Stored  *StoredMessage `json:"stored,omitempty"` // only if a conversation was named
+	Stages  []TraceStage   `json:"stages"`
+	Nodes   []TraceNode    `json:"nodes"`
 }
 
 // TraceStage is one stage of it.
@@ -43,9 +48,14 @@ type TraceNode struct {
 }
 
 // gather asks all nodes twice: who knows the id tells where the message is, and
-// what is known by its place is asked for then.
-func (d Deps) gather(ctx context.Context, id im.MessageID) TraceStatus {
+// what is known by its place is asked for then. A stored message, if it was looked
+// for, tells that before.
+func (d Deps) gather(ctx context.Context, id im.MessageID, stored *StoredMessage) TraceStatus {
 	q := trace.Query{Message: id}
+	if stored != nil {
+		q.Conv, q.Seq = trace.Conv(stored.Conversation), stored.Seq
+		return lifeOf(id, q.Seq, d.Trace(ctx, q))
+	}
 	all := d.Trace(ctx, q)
 	for _, n := range all {
 		for _, r := range n.Records {
@@ -62,7 +72,7 @@ func (d Deps) gather(ctx context.Context, id im.MessageID) TraceStatus {
 
 // lifeOf puts the records of all nodes in the order of time.
 func lifeOf(id im.MessageID, seq int64, all []peer.Remembered) TraceStatus {
-	out := TraceStatus{Message: id.String(), Seq: seq, Stages: []TraceStage{}}
+	out := TraceStatus{Message: id.String(), Seq: seq, Made: idgen.Time(id), Worker: idgen.Worker(id), Stages: []TraceStage{}}
 	var first time.Time
 	for _, n := range all {
 		node := TraceNode{Node: string(n.Node), Since: n.Since}
@@ -97,7 +107,15 @@ func (d Deps) trace(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a message id is a number", http.StatusBadRequest)
 		return
 	}
-	out := d.gather(r.Context(), im.MessageID(id))
+	var stored *StoredMessage
+	if conv := r.URL.Query().Get("conversation"); conv != "" {
+		if stored, err = findStored(r.Context(), d.History, conv, im.MessageID(id), idgen.Time(im.MessageID(id))); err != nil {
+			unanswered(w, err)
+			return
+		}
+	}
+	out := d.gather(r.Context(), im.MessageID(id), stored)
+	out.Stored = stored
 	var rows [][]string
 	for _, s := range out.Stages {
 		rows = append(rows, s.Row())
@@ -105,6 +123,24 @@ func (d Deps) trace(w http.ResponseWriter, r *http.Request) {
 	Handler(func(*http.Request) (any, Page) {
 		return out, Page{fmt.Sprintf("message %s, seq %d", out.Message, out.Seq), []Table{{Columns: TraceColumns, Rows: rows}}}
 	}).ServeHTTP(w, r)
+}
+
+// unanswered says why the store was not read.
+func unanswered(w http.ResponseWriter, err error) {
+	e := im.Wire(err)
+	status := http.StatusServiceUnavailable
+	switch {
+	case e.GetReason() == "not_found" || e.GetReason() == "not_member":
+		status = http.StatusNotFound
+	case !e.GetRetryable():
+		status = http.StatusBadRequest
+	}
+	http.Error(w, "the conversation cannot be read: "+cmp.Or(e.GetMessage(), e.GetReason()), status)
+}
+
+// kindWord is a kind of entries as people read it.
+func kindWord(k clientv1.EntryKind) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(k.String(), "ENTRY_KIND_")), "_", " ")
 }
 
 // TraceColumns are the columns of Row.

@@ -9,4 +9,8 @@
 //
 // Before it is stored a message has no id. What happens from then on is known by
 // conversation and seq: the first record with the id leads to the others.
+//
+// For a share of all messages the records also become spans of OpenTelemetry, if
+// somebody wants them: see [Log.Export]. The context of a trace travels with the
+// message from role to role.
 package trace

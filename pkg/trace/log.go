@@ -3,6 +3,7 @@ package trace
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -64,6 +65,10 @@ type Record struct {
 	At      time.Time // when the stage ended
 	Took    time.Duration
 	Note    string // a node or a session, as the stage has it
+
+	// Trace and Parent are the context of the stage and of what it is a part of, if
+	// a span is made of it; they are not remembered.
+	Trace, Parent Context
 }
 
 // entry is a Record as it lies in the ring.
@@ -86,6 +91,7 @@ func Conv(id string) uint64 { return xxhash.Sum64String(id) }
 // Log is the ring of a process. A nil Log takes records and remembers none. Safe
 // for concurrent use.
 type Log struct {
+	sink   atomic.Pointer[sink] // nil = nobody wants spans
 	age    time.Duration
 	most   int // chunks
 	now    func() time.Time
@@ -104,6 +110,15 @@ func (l *Log) Add(records ...Record) {
 	if l == nil || len(records) == 0 {
 		return
 	}
+	l.keep(records)
+	for i := range records {
+		if r := &records[i]; r.Trace.Sampled() {
+			l.Span(r.span())
+		}
+	}
+}
+
+func (l *Log) keep(records []Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range records {

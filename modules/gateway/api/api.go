@@ -15,6 +15,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rpc"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/proto/gen/public/imd/v1/imdv1connect"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -49,6 +50,7 @@ type Deps struct {
 	Now         func() time.Time // nil = time.Now
 	Log         *zap.Logger
 	Reg         prometheus.Registerer
+	Trace       *trace.Log // remembers what became of messages; nil = nothing does
 }
 
 // API is the public HTTP API of one node. Safe for concurrent use; it starts
@@ -67,7 +69,7 @@ func New(d Deps) (*API, error) {
 	a := &API{Deps: d, keys: newKeyCache(d.Directory, d.Now)}
 	a.srv = rpc.NewServer(rpc.Options{
 		Log: d.Log, Metrics: rpc.NewMetrics(d.Reg), Timeout: timeout,
-		Interceptors: []connect.ServerInterceptor{a.authorise},
+		Interceptors: []connect.ServerInterceptor{a.authorise}, Trace: d.Trace, Begins: true,
 	})
 	imdv1connect.RegisterConversationServiceHandler(a.srv.Connect(), conversations{a})
 	imdv1connect.RegisterMessageServiceHandler(a.srv.Connect(), messages{a})

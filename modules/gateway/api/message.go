@@ -2,10 +2,12 @@ package api
 
 import (
 	"context"
+	"time"
 
 	"connectrpc.com/connect/v2"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/gen/imdv1"
@@ -28,6 +30,8 @@ func (s messages) Send(ctx context.Context, r *imdv1.SendRequest) (*imdv1.SendRe
 	if err := s.limit(im.UserID(run.UserId), im.ConversationID(run.ConversationId)); err != nil {
 		return nil, err
 	}
+	run.Sends[0].Traceparent = trace.From(ctx).String()
+	began := s.a.Now()
 	res, err := s.a.State.Submit(ctx, &v1.SubmitRequest{Runs: []*v1.Run{run}})
 	if err != nil {
 		return nil, err
@@ -35,7 +39,18 @@ func (s messages) Send(ctx context.Context, r *imdv1.SendRequest) (*imdv1.SendRe
 	if len(res.Runs) != 1 || len(res.Runs[0].Acks) != 1 {
 		return nil, im.Errorf(clientv1.Reason_REASON_INTERNAL, "api.Send", "")
 	}
+	s.answered(began, res.Runs[0].Acks[0])
 	return sendResponse(res.Runs[0].Acks[0])
+}
+
+// answered remembers that a caller was told that its message is stored.
+func (s messages) answered(began time.Time, a *clientv1.SendAck) {
+	if a.Status != clientv1.Ack_ACK_OK {
+		return
+	}
+	now := s.a.Now()
+	s.a.Trace.Add(trace.Record{Stage: trace.Answered, Message: im.MessageID(a.MessageId), Conv: trace.Conv(a.ConversationId), Seq: a.Seq,
+		At: now, Took: now.Sub(began), Note: "http"})
 }
 
 // sendRun checks a send and makes a run of it.

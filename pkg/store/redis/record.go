@@ -22,17 +22,22 @@ func record(r store.Route) (string, error) {
 	return strings.Join(parts, "\n") + "\n", nil
 }
 
+var errRecord = errors.New("a route is not of the form that is expected")
+
 // parse reads a whole record, and when it ends.
 func parse(user im.UserID, session, text string) (r store.Route, ends time.Time, err error) {
-	f := strings.Split(text, "\n")
-	if len(f) != 9 || f[8] != "" {
-		return r, ends, errors.New("a route is not of the form that is expected")
+	var f [8]string // each ends with a newline
+	for i := range f {
+		var more bool
+		if f[i], text, more = strings.Cut(text, "\n"); !more {
+			return r, ends, errRecord
+		}
 	}
 	epoch, err1 := strconv.ParseUint(f[0], 10, 64)
 	until, err2 := strconv.ParseInt(f[1], 10, 64)
 	since, err3 := strconv.ParseInt(f[7], 10, 64)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return r, ends, errors.New("a route is not of the form that is expected")
+	if text != "" || err1 != nil || err2 != nil || err3 != nil {
+		return r, ends, errRecord
 	}
 	return store.Route{User: user, Session: im.SessionID(session), Login: im.LoginID(f[2]), Device: im.DeviceID(f[3]), Class: im.Class(f[4]),
 		Node: im.NodeID(f[5]), Boot: f[6], Epoch: epoch, Since: time.UnixMicro(since)}, time.UnixMicro(until), nil

@@ -12,6 +12,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -313,79 +314,69 @@ func (r *Routes) Release(ctx context.Context, user im.UserID, session im.Session
 // Lookup is store.RouteStore's. The server's clock, read on the same way, says
 // which routes have ended.
 func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error) {
-	return r.lookup(ctx, users, func(users []im.UserID) (found []rueidis.RedisResult, now time.Time, err error) {
+	const op = "redis.Lookup"
+	var out []store.Route
+	for some := range slices.Chunk(users, maxBatch) {
 		res, err := r.link.Do(ctx, callTime, func(b rueidis.Builder) rueidis.Commands {
-			cmds := make(rueidis.Commands, 0, len(users)+1)
+			cmds := make(rueidis.Commands, 0, len(some)+1)
 			cmds = append(cmds, clock(b))
-			for _, u := range users {
+			for _, u := range some {
 				cmds = append(cmds, b.Hgetall().Key(userKey(u)).Build())
 			}
 			return cmds
 		})
 		if err != nil {
-			return nil, now, err
+			return nil, unavailable(ctx, op, err)
 		}
 		at, err := res[0].AsIntSlice()
 		if err != nil || len(at) != 2 {
-			return nil, now, errors.Join(redis.Classified(err), errors.New("the server does not tell the time"))
+			return nil, unavailable(ctx, op, errors.Join(redis.Classified(err), errors.New("the server does not tell the time")))
 		}
-		return res[1:], time.Unix(at[0], at[1]*1000), nil
-	})
+		now := time.Unix(at[0], at[1]*1000)
+		out = slices.Grow(out, len(some))
+		for i, x := range res[1:] {
+			if out, err = routesOf(out, some[i], x, now); err != nil {
+				return nil, unavailable(ctx, op, redis.Classified(err))
+			}
+		}
+	}
+	return out, nil
 }
 
 // Recent is store.RouteStore's. The client library keeps what it read until the
 // server says that it changed; what it remembers of users without routes is not
 // used.
 func (r *Routes) Recent(ctx context.Context, users []im.UserID) ([]store.Route, error) {
+	const op = "redis.Recent"
+	var out []store.Route
 	var none []im.UserID
-	out, err := r.lookup(ctx, users, func(users []im.UserID) ([]rueidis.RedisResult, time.Time, error) {
+	for some := range slices.Chunk(users, maxBatch) {
 		res, err := r.link.DoCached(ctx, callTime, func(b rueidis.Builder) []rueidis.CacheableTTL {
-			cmds := make([]rueidis.CacheableTTL, len(users))
-			for i, u := range users {
+			cmds := make([]rueidis.CacheableTTL, len(some))
+			for i, u := range some {
 				cmds[i] = rueidis.CT(b.Hgetall().Key(userKey(u)).Cache(), cacheTime)
 			}
 			return cmds
 		})
-		if failpoint.Bad(failpoint.AbsenceCached) {
-			return res, time.Time{}, err
-		}
-		for i, x := range res {
-			if x.IsCacheHit() && !holds(users[i], x) {
-				none = append(none, users[i])
-			}
-		}
-		return res, time.Time{}, err
-	})
-	if err != nil || len(none) == 0 {
-		return out, err
-	}
-	more, err := r.Lookup(ctx, none)
-	return append(out, more...), err
-}
-
-// holds reports whether a hash has a route.
-func holds(user im.UserID, res rueidis.RedisResult) bool {
-	found, err := routesOf(nil, user, res, time.Time{})
-	return err != nil || len(found) > 0
-}
-
-func (r *Routes) lookup(ctx context.Context, users []im.UserID, read func([]im.UserID) ([]rueidis.RedisResult, time.Time, error)) ([]store.Route, error) {
-	const op = "redis.Lookup"
-	var out []store.Route
-	for len(users) > 0 {
-		n := min(len(users), maxBatch)
-		res, now, err := read(users[:n])
 		if err != nil {
 			return nil, unavailable(ctx, op, err)
 		}
+		out = slices.Grow(out, len(some))
 		for i, x := range res {
-			if out, err = routesOf(out, users[i], x, now); err != nil {
+			had := len(out)
+			if out, err = routesOf(out, some[i], x, time.Time{}); err != nil {
 				return nil, unavailable(ctx, op, redis.Classified(err))
 			}
+			if len(out) == had && x.IsCacheHit() && !failpoint.Bad(failpoint.AbsenceCached) {
+				none = append(none, some[i])
+			}
 		}
-		users = users[n:]
 	}
-	return out, nil
+	if len(none) == 0 {
+		return out, nil
+	}
+	more, err := r.Lookup(ctx, none)
+	return append(out, more...), err
 }
 
 // routesOf adds the routes of a hash that have not ended by now; a zero now =

@@ -235,7 +235,9 @@ type RunSend struct {
 	Content   *clientv1.Content  `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
 	TargetSeq int64              `protobuf:"varint,5,opt,name=target_seq,json=targetSeq,proto3" json:"target_seq,omitempty"`
 	// SHA-256 over kind, target and content in canonical form.
-	BodyHash      []byte `protobuf:"bytes,6,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
+	BodyHash []byte `protobuf:"bytes,6,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
+	// W3C trace context of the send, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,7,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -310,6 +312,13 @@ func (x *RunSend) GetBodyHash() []byte {
 		return x.BodyHash
 	}
 	return nil
+}
+
+func (x *RunSend) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 // SubmitResponse has the results of each run, in the order of the request.
@@ -3019,7 +3028,9 @@ type FanoutItem struct {
 	//	*FanoutItem_Head
 	What isFanoutItem_What `protobuf_oneof:"what"`
 	// When the commit was done, for the delivery time; 0 = not measured.
-	CommitNs      int64 `protobuf:"varint,9,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	CommitNs int64 `protobuf:"varint,9,opt,name=commit_ns,json=commitNs,proto3" json:"commit_ns,omitempty"`
+	// W3C trace context of the commit, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,10,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3128,6 +3139,13 @@ func (x *FanoutItem) GetCommitNs() int64 {
 		return x.CommitNs
 	}
 	return 0
+}
+
+func (x *FanoutItem) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 type isFanoutItem_What interface {
@@ -3316,7 +3334,9 @@ type Delivery struct {
 	ExcludeSessionId string `protobuf:"bytes,7,opt,name=exclude_session_id,json=excludeSessionId,proto3" json:"exclude_session_id,omitempty"`
 	// Frames of the same conversation for the same sessions, in order, behind this
 	// one. They name no conversation and no sessions, and nothing follows them.
-	Following     []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
+	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
+	// W3C trace context of the commit, if spans are made of it; empty = none are.
+	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3405,6 +3425,13 @@ func (x *Delivery) GetFollowing() []*Delivery {
 		return x.Following
 	}
 	return nil
+}
+
+func (x *Delivery) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 // DeliverResponse names sessions that are not on this gateway.
@@ -3687,7 +3714,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\blogin_id\x18\x01 \x01(\tR\aloginId\x12\x1b\n" +
 	"\tdevice_id\x18\x02 \x01(\tR\bdeviceId\x12\x1f\n" +
 	"\vroute_epoch\x18\x03 \x01(\x04R\n" +
-	"routeEpoch\"\xe9\x01\n" +
+	"routeEpoch\"\x8b\x02\n" +
 	"\aRunSend\x12*\n" +
 	"\x11client_message_id\x18\x01 \x01(\tR\x0fclientMessageId\x12\x16\n" +
 	"\x06resend\x18\x02 \x01(\bR\x06resend\x12,\n" +
@@ -3695,7 +3722,8 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\acontent\x18\x04 \x01(\v2\x16.imd.client.v1.ContentR\acontent\x12\x1d\n" +
 	"\n" +
 	"target_seq\x18\x05 \x01(\x03R\ttargetSeq\x12\x1b\n" +
-	"\tbody_hash\x18\x06 \x01(\fR\bbodyHash\"@\n" +
+	"\tbody_hash\x18\x06 \x01(\fR\bbodyHash\x12 \n" +
+	"\vtraceparent\x18\a \x01(\tR\vtraceparent\"@\n" +
 	"\x0eSubmitResponse\x12.\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1a.imd.internal.v1.RunResultR\x04runs\"7\n" +
 	"\tRunResult\x12*\n" +
@@ -3865,7 +3893,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\fKeysResponse\x12+\n" +
 	"\x04keys\x18\x01 \x03(\v2\x17.imd.internal.v1.ApiKeyR\x04keys\"B\n" +
 	"\rFanoutRequest\x121\n" +
-	"\x05items\x18\x01 \x03(\v2\x1b.imd.internal.v1.FanoutItemR\x05items\"\xff\x02\n" +
+	"\x05items\x18\x01 \x03(\v2\x1b.imd.internal.v1.FanoutItemR\x05items\"\xa1\x03\n" +
 	"\n" +
 	"FanoutItem\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12%\n" +
@@ -3876,7 +3904,9 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05entry\x18\x06 \x01(\v2\x14.imd.client.v1.EntryH\x00R\x05entry\x122\n" +
 	"\areceipt\x18\a \x01(\v2\x16.imd.client.v1.ReceiptH\x00R\areceipt\x12)\n" +
 	"\x04head\x18\b \x01(\v2\x13.imd.client.v1.HeadH\x00R\x04head\x12\x1b\n" +
-	"\tcommit_ns\x18\t \x01(\x03R\bcommitNsB\x06\n" +
+	"\tcommit_ns\x18\t \x01(\x03R\bcommitNs\x12 \n" +
+	"\vtraceparent\x18\n" +
+	" \x01(\tR\vtraceparentB\x06\n" +
 	"\x04what\"\x10\n" +
 	"\x0eFanoutResponse\"\x81\x01\n" +
 	"\x0eDeliverRequest\x129\n" +
@@ -3886,7 +3916,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\x96\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\xb8\x02\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -3896,7 +3926,8 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05acked\x18\x05 \x01(\bR\x05acked\x12\x1b\n" +
 	"\tcommit_ns\x18\x06 \x01(\x03R\bcommitNs\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
-	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\",\n" +
+	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +

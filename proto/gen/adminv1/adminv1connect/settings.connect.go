@@ -98,17 +98,18 @@ var (
 // SettingsServiceClient is a client for the imd.admin.v1.SettingsService service.
 type SettingsServiceClient interface {
 	// ListSettings lists settings with the value that holds on the asked node and
-	// where it comes from. Errors: bad_request for a key that does not exist.
+	// where it comes from. Errors: not_found for a key that does not exist.
 	ListSettings(context.Context, *adminv1.ListSettingsRequest) (*adminv1.ListSettingsResponse, error)
 	// SetSettings changes values, all or none. Errors: bad_request with what is
 	// wrong; unavailable while etcd is away, also if it is not known whether the
 	// change was made; a second try finds nothing left to change then. Idempotent.
 	SetSettings(context.Context, *adminv1.SetSettingsRequest) (*adminv1.SetSettingsResponse, error)
 	// RollbackSettings brings an older document of a section back, as a new
-	// change. Errors: not_found if that number is not kept; as SetSettings.
+	// change. Errors: not_found if the section does not exist or that number
+	// is not kept; as SetSettings.
 	RollbackSettings(context.Context, *adminv1.RollbackSettingsRequest) (*adminv1.SetSettingsResponse, error)
 	// ListSettingsHistory lists the changes that are kept, newest first. Errors:
-	// bad_request for a section that does not exist; unavailable.
+	// not_found for a section that does not exist; unavailable.
 	ListSettingsHistory(context.Context, *adminv1.ListSettingsHistoryRequest) (*adminv1.ListSettingsHistoryResponse, error)
 	// ListSettingsStatus lists what each registered node has in force. Errors:
 	// unavailable.
@@ -127,17 +128,18 @@ func NewSettingsServiceClient(client *connect.Client) SettingsServiceClient {
 // SettingsServiceHandler is an implementation of the imd.admin.v1.SettingsService service.
 type SettingsServiceHandler interface {
 	// ListSettings lists settings with the value that holds on the asked node and
-	// where it comes from. Errors: bad_request for a key that does not exist.
+	// where it comes from. Errors: not_found for a key that does not exist.
 	ListSettings(context.Context, *adminv1.ListSettingsRequest) (*adminv1.ListSettingsResponse, error)
 	// SetSettings changes values, all or none. Errors: bad_request with what is
 	// wrong; unavailable while etcd is away, also if it is not known whether the
 	// change was made; a second try finds nothing left to change then. Idempotent.
 	SetSettings(context.Context, *adminv1.SetSettingsRequest) (*adminv1.SetSettingsResponse, error)
 	// RollbackSettings brings an older document of a section back, as a new
-	// change. Errors: not_found if that number is not kept; as SetSettings.
+	// change. Errors: not_found if the section does not exist or that number
+	// is not kept; as SetSettings.
 	RollbackSettings(context.Context, *adminv1.RollbackSettingsRequest) (*adminv1.SetSettingsResponse, error)
 	// ListSettingsHistory lists the changes that are kept, newest first. Errors:
-	// bad_request for a section that does not exist; unavailable.
+	// not_found for a section that does not exist; unavailable.
 	ListSettingsHistory(context.Context, *adminv1.ListSettingsHistoryRequest) (*adminv1.ListSettingsHistoryResponse, error)
 	// ListSettingsStatus lists what each registered node has in force. Errors:
 	// unavailable.

@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	runtimemetrics "runtime/metrics"
+	"time"
+)
+
+const (
+	// tidyStep is how often it is looked whether memory can be given back, and
+	// tidyPause the shortest time between two times that it is.
+	tidyStep  = time.Second
+	tidyPause = time.Minute
+	// tidyConns is below how many connections it is not worth it.
+	tidyConns = 1000
+	// tidyGrowth is how much more memory than after the last time makes it worth it.
+	tidyGrowth = 1.25
+)
+
+// tidy decides when memory that logins and messages have left behind is given
+// back to the system: once most connections are parked. Otherwise a node that
+// stands idle keeps what its busiest minute took, for as long as nothing makes
+// the collector run. It has no clock.
+type tidy struct {
+	conns  int       // at the last step
+	before time.Time // when it was given back last
+	kept   uint64    // bytes that were left then
+}
+
+// step reports whether the time has come. resident is the heap that the system
+// has given us, in bytes.
+func (t *tidy) step(now time.Time, conns, parked int, resident uint64) bool {
+	came := conns - t.conns
+	t.conns = conns
+	switch {
+	case conns < tidyConns || parked < conns-conns/4:
+		return false // busy, or too few
+	case came > conns/100:
+		return false // they still come
+	case now.Sub(t.before) < tidyPause:
+		return false
+	}
+	return float64(resident) > tidyGrowth*float64(t.kept)
+}
+
+// done notes what was left.
+func (t *tidy) done(now time.Time, resident uint64) { t.before, t.kept = now, resident }
+
+// tidyUp gives memory back, time after time, until ctx is done.
+func (g *Gateway) tidyUp(ctx context.Context) {
+	tick := time.NewTicker(tidyStep)
+	defer tick.Stop()
+	var t tidy
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		parked := g.lot.Parked()
+		g.m.parked.Set(float64(parked))
+		if t.step(time.Now(), g.hub.len(), parked, residentHeap()) {
+			runtime.GC() // empties the pools, which the next one frees
+			debug.FreeOSMemory()
+			t.done(time.Now(), residentHeap())
+			g.m.tidied.Inc()
+		}
+	}
+}
+
+// residentHeap is the heap that the system has given us, in bytes.
+func residentHeap() (sum uint64) {
+	samples := []runtimemetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}
+	runtimemetrics.Read(samples)
+	for _, s := range samples {
+		if s.Value.Kind() == runtimemetrics.KindUint64 {
+			sum += s.Value.Uint64()
+		}
+	}
+	return sum
+}
