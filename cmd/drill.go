@@ -7,10 +7,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -120,7 +123,7 @@ func (f *drillFlags) addPlan(c *cobra.Command) {
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.faults, "faults", nil, "of "+strings.Join(kinds, ", ")+" (default: all that are possible here)")
-	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both) or a YAML file with the nodes of the cluster")
+	fl.StringVar(&f.layout, "layout", "one", "one (a node with all roles), control (members of etcd, witnesses of the control plane), postgres (a node on Postgres and Redis), split (the roles in processes of their own, on both), split-http (the same with calls over HTTP/2), hosts (split with each process in a network namespace) or a YAML file with the nodes of the cluster")
 	fl.Float64Var(&f.minutes, "minutes", 10, "how long the load runs under faults, 0.2 to 1440")
 }
 
@@ -133,7 +136,7 @@ func (f *drillFlags) add(c *cobra.Command) {
 	fl.IntVar(&f.o.Users, "users", f.o.Users, "users they belong to")
 	fl.Float64Var(&f.o.Rate, "rate", f.o.Rate, "operations a second in all")
 	fl.DurationVar(&f.o.Settle, "settle", f.o.Settle, "the longest wait, after the faults, until every device has everything")
-	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres")
+	fl.StringVar(&f.o.Allocator, "allocator", f.o.Allocator, "who numbers messages: transaction, or segment in layouts with Postgres (default: with Postgres the seed chooses, else transaction)")
 	fl.DurationVar(&f.o.AntiEntropy, "antientropy", f.o.AntiEntropy, "time between two comparisons of heads in the gateways")
 }
 
@@ -158,7 +161,7 @@ func (f *drillFlags) check() (err error) {
 		return newFailure(exitConfig, "layout", err.Error(), "")
 	}
 	switch {
-	case o.Allocator != store.Transaction && o.Allocator != store.Segment:
+	case o.Allocator != "" && o.Allocator != store.Transaction && o.Allocator != store.Segment:
 		return usagef("--allocator: %q is neither transaction nor segment", o.Allocator)
 	case o.Allocator == store.Segment && !o.Layout.Postgres:
 		return newFailure(exitNotAllowed, "impossible", "--allocator segment wants a layout with Postgres, such as --layout postgres", "")
@@ -188,6 +191,9 @@ func (f *drillFlags) run(ctx context.Context) error {
 	if err := f.check(); err != nil {
 		return err
 	}
+	if f.o.Layout.Hosts && !drill.OwnNetwork() {
+		return f.inOwnNetwork(ctx)
+	}
 	ctx, release := untilSignal(ctx, func(os.Signal) {})
 	defer release()
 	dir, err := f.folder()
@@ -209,7 +215,7 @@ func (f *drillFlags) run(ctx context.Context) error {
 	if err := raiseFiles(4*o.Conns + 1000); err != nil {
 		return err
 	}
-	o.OpenLedger = openLedger
+	o.OpenLedger, o.OpenRoutes = openLedger, openDrillRoutes
 	fmt.Fprintf(f.app.errOut, "drill with seed %d, %v of load, in %s\n", o.Seed, o.Duration, dir)
 	line := newLive(f.app)
 	o.Progress = func(p drill.Progress) { line.put(drillLine(p)) }
@@ -219,6 +225,34 @@ func (f *drillFlags) run(ctx context.Context) error {
 		return f.failed(ctx, dir, err)
 	}
 	return f.tell(out)
+}
+
+// inOwnNetwork runs the same command in a process whose network is its own and empty, so
+// that the network of the machine is not touched, and nothing is left of it.
+func (f *drillFlags) inOwnNetwork(ctx context.Context) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := slices.Clone(os.Args[1:])
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--seed") }) && !slices.Contains(args, "replay") {
+		args = append(args, fmt.Sprint("--seed=", f.o.Seed))
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	runtime.LockOSThread() // the signal of death is for the end of this thread
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return newFailure(exitNotAllowed, "impossible", "a network of its own: "+err.Error(), "run it as root")
+	}
+	_, release := untilSignal(ctx, func(s os.Signal) { _ = cmd.Process.Signal(s) })
+	defer release()
+	err = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); err != nil && code > 0 {
+		return &failure{Exit: code, Code: "drill", Message: fmt.Sprintf("the drill ended with status %d", code), quiet: true}
+	}
+	return err
 }
 
 // folder is where the drill works.

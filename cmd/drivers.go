@@ -84,6 +84,11 @@ func openLedger(ctx context.Context, dir string) (drill.LedgerStore, error) {
 	return sqlite.Open(ctx, sqlite.Options{Path: filepath.Join(dir, "imd.db")})
 }
 
+// openDrillRoutes opens the route store of a drill.
+func openDrillRoutes(url string) (store.RouteStore, error) {
+	return routesredis.Open(redis.Config{URL: url}, zap.NewNop())
+}
+
 // openDedupMemory is the dedup cache of one process.
 func openDedupMemory(_ storage.RedisConfig, o dedup.Options, _ *zap.Logger) (dedup.Cache, error) {
 	return dedupmemory.New(o), nil

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/faultproxy"
 )
 
@@ -32,7 +33,7 @@ func redisMissing() string {
 
 // newCache makes a server; it does not start it.
 func newCache(d *drill) (*cache, error) {
-	c := &cache{server{node: d.child(cacheProcess), address: net.JoinHostPort(loopback(), redisPort), ways: map[string]*faultproxy.Proxy{}}}
+	c := &cache{server{node: d.child(cacheProcess), front: d.front(), address: net.JoinHostPort(loopback(), redisPort), ways: map[string]*faultproxy.Proxy{}}}
 	exe, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, err
@@ -48,6 +49,19 @@ const mixed = `local keys, values = redis.call('KEYS', 'imd:dd:*'), {}
 for i, key in ipairs(keys) do values[i] = redis.call('GET', key) end
 for i, key in ipairs(keys) do redis.call('SET', key, values[i % #keys + 1], 'KEEPTTL') end
 return redis.status_reply('OK')`
+
+// shift moves the server's clock, as the nodes see it.
+func (c *cache) shift(by time.Duration) error {
+	const script = `for i = 0, 1 do redis.call('SELECT', i) redis.call('SET', KEYS[1], ARGV[1]) end return redis.status_reply('OK')`
+	return c.do("EVAL", script, "1", failpoint.RedisClock, fmt.Sprintf("%.0f", by.Seconds()))
+}
+
+// closeDoors refuses all who come on their ways, or lets them in.
+func (c *cache) closeDoors(closed bool) {
+	for _, p := range c.ways {
+		p.Set(faultproxy.Mode{Refuse: closed})
+	}
+}
 
 // do carries out one command.
 func (c *cache) do(command ...string) error {

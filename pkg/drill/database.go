@@ -42,17 +42,26 @@ type database struct {
 type server struct {
 	*node
 	address string
+	front   string                       // where the ways begin
 	ways    map[string]*faultproxy.Proxy // by node
 }
 
 // way opens a node's way to the server.
 func (s *server) way(node string) (string, error) {
-	p, err := faultproxy.Listen("127.0.0.1:0", s.address)
+	p, err := faultproxy.Listen(s.front+":0", s.address)
 	if err != nil {
 		return "", err
 	}
 	s.ways[node] = p
 	return p.Address(), nil
+}
+
+// front is where the ways of nodes to servers begin.
+func (d *drill) front() string {
+	if d.Layout.Hosts {
+		return storesHost
+	}
+	return "127.0.0.1"
 }
 
 // cut swallows what a node and the server say to each other, or heals that.
@@ -103,7 +112,7 @@ func unprivileged() (*syscall.Credential, error) {
 
 // newDatabase makes a cluster; it does not start the server.
 func newDatabase(d *drill) (_ *database, err error) {
-	db := &database{server: server{node: d.child(databaseProcess), address: net.JoinHostPort(loopback(), strconv.Itoa(postgresPort)), ways: map[string]*faultproxy.Proxy{}}}
+	db := &database{server: server{node: d.child(databaseProcess), front: d.front(), address: net.JoinHostPort(loopback(), strconv.Itoa(postgresPort)), ways: map[string]*faultproxy.Proxy{}}}
 	if db.id, err = unprivileged(); err != nil {
 		return nil, err
 	}

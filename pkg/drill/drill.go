@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -45,6 +46,10 @@ type Options struct {
 	// witnesses.
 	OpenLedger func(ctx context.Context, dir string) (LedgerStore, error)
 
+	// OpenRoutes opens the route store that a URL of Redis names, for layouts with routes
+	// there.
+	OpenRoutes func(url string) (store.RouteStore, error)
+
 	// Standing are fail points that are in force all the time, as a file has them.
 	Standing string
 	// Progress is told, about once a second, how far the drill is; nil = nobody.
@@ -55,7 +60,16 @@ type Options struct {
 // Defaults are the options of a standard drill, but for Exe, Dir, Seed and Kinds.
 func Defaults() Options {
 	return Options{Layout: AllInOne(), Name: "one", Duration: 10 * time.Minute, Settle: 40 * time.Second,
-		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second, Allocator: store.Transaction}
+		Conns: 120, Users: 100, Rate: 200, GroupSize: 10, AntiEntropy: 5 * time.Second}
+}
+
+// AllocatorOf is who numbers messages in a drill that is not told: in layouts with
+// Postgres the seed chooses.
+func AllocatorOf(seed uint64, l Layout) string {
+	if l.Postgres && rand.New(rand.NewPCG(seed, 0x616c6c6f63)).IntN(2) == 0 {
+		return store.Segment
+	}
+	return store.Transaction
 }
 
 // Possible are the kinds that this process can carry out on a layout: some want a
@@ -90,6 +104,12 @@ func (t *trait) why(l Layout) string {
 		return "wants a layout with Postgres, such as --layout postgres"
 	case t.redis && !l.Redis:
 		return "wants a layout with Redis, such as --layout postgres"
+	case t.mesh && l.Hosts:
+		return "wants a layout whose nodes reach each other through the drill, such as --layout split"
+	case t.hosts && !l.Hosts:
+		return "wants a layout with hosts, such as --layout hosts"
+	case t.routes && !l.routes():
+		return "wants a layout with routes in Redis, such as --layout split"
 	case t.split && !l.split():
 		return "wants a layout with roles in several processes, such as --layout split"
 	case t.witness && l.Witnesses == 0:
@@ -110,6 +130,9 @@ func Missing(l Layout) string {
 	}
 	if l.Redis {
 		all = append(all, redisMissing())
+	}
+	if l.Hosts {
+		all = append(all, hostsMissing())
 	}
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
@@ -144,11 +167,13 @@ type drill struct {
 	nodes   []*node
 	mounted []string
 	world   *world
-	plane   *plane    // nil = the layout has no members of etcd
-	db      *database // nil = the nodes keep messages themselves
-	cache   *cache    // nil = the nodes remember sends themselves
-	signer  auth.Key  // of all tokens
-	network *network  // nil = each node has all roles
+	plane   *plane       // nil = the layout has no members of etcd
+	db      *database    // nil = the nodes keep messages themselves
+	cache   *cache       // nil = the nodes remember sends themselves
+	signer  auth.Key     // of all tokens
+	network *network     // nil = each node has all roles, or is on a host of its own
+	hosts   *hosts       // nil = the nodes are on this one
+	where   *whereabouts // nil = the routes are not in Redis
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -171,6 +196,9 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		if why := Impossible(k, o.Layout); why != "" {
 			return nil, fmt.Errorf("fault %s: %s", k, why)
 		}
+	}
+	if o.Allocator == "" {
+		o.Allocator = AllocatorOf(o.Seed, o.Layout)
 	}
 	if o.Allocator == store.Segment && !o.Layout.Postgres {
 		return nil, errors.New("segments want a layout with Postgres")
@@ -241,7 +269,8 @@ func (d *drill) run() error {
 			return err
 		}
 	}
-	d.world = newWorld(d.nodes[0], d.signer)
+	d.world = newWorld(d.nodes, d.signer)
+	d.world.oneLogin = d.Layout.routes()
 	defer d.world.close()
 	if err := d.world.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
@@ -264,10 +293,20 @@ func (d *drill) prepare() error {
 		"seq.allocator=" + d.Allocator,
 		"gateway.drain.delay=100ms", "gateway.drain.min_spread=500ms", "gateway.drain.grace=1s",
 	}, d.Layout.Set...)
+	if d.Layout.routes() {
+		common = append(common, "gateway.login.mode=kick_old", "gateway.login.same_class=false")
+	}
 	var keys string
 	var err error
 	if d.signer, keys, err = newSigner(d.Dir); err != nil {
 		return err
+	}
+	if d.Layout.Hosts {
+		if d.hosts, err = newHosts(d); err != nil {
+			return err
+		}
+		common = append(common, "peers.allow_plaintext=true", "peers.key_file="+d.hosts.key,
+			"gateway.limits.failed_hellos=1000000", "gateway.limits.address_rate=1000000", "gateway.limits.address_burst=1000000") // loopback is exempt
 	}
 	if d.Layout.Etcd > 0 {
 		if d.plane, err = newPlane(d); err != nil {
@@ -285,7 +324,15 @@ func (d *drill) prepare() error {
 		if d.plane != nil {
 			n.told = d.truth
 		}
-		own, env, err := d.waysOf(spec, len(apart))
+		at := "127.0.0.1"
+		if d.hosts != nil {
+			x, err := d.hosts.add(n)
+			if err != nil {
+				return err
+			}
+			at, n.under = x.address, x.under()
+		}
+		own, env, err := d.waysOf(spec, at, len(apart))
 		if err != nil {
 			return err
 		}
@@ -301,7 +348,7 @@ func (d *drill) prepare() error {
 		if spec.Clients {
 			own = append(own, keys)
 		}
-		n.args, n.env = nodeArgs(spec, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
+		n.args, n.env = nodeArgs(spec, at, n.dir, slices.Concat(common, own)), append(env, spec.Env...)
 		if spec.Clients {
 			p, err := faultproxy.Listen("127.0.0.1:0", "127.0.0.1:1") // until the node is ready nobody is there
 			if err != nil {
@@ -311,7 +358,7 @@ func (d *drill) prepare() error {
 		}
 		d.nodes = append(d.nodes, n)
 	}
-	if len(apart) > 0 {
+	if len(apart) > 0 && d.hosts == nil {
 		if d.network, err = newNetwork(apart); err != nil {
 			return err
 		}
@@ -333,8 +380,8 @@ func (d *drill) prepareServers() (err error) {
 }
 
 // waysOf are the assignments and the environment that lead a node to the stores and
-// to the others; i is its number in the network.
-func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
+// to the others; host is its address, i its number in the network.
+func (d *drill) waysOf(spec NodeSpec, host string, i int) (set, env []string, err error) {
 	if d.db != nil {
 		at, err := d.db.way(spec.Name)
 		if err != nil {
@@ -349,7 +396,10 @@ func (d *drill) waysOf(spec NodeSpec, i int) (set, env []string, err error) {
 		}
 		set, env = append(set, "storage.dedup=redis"), append(env, "IMD_REDIS_URL=redis://"+at)
 	}
-	if spec.apart() {
+	switch {
+	case d.hosts != nil:
+		set = append(set, fmt.Sprintf("peers.listen=%s:%d", host, firstInternal))
+	case spec.apart():
 		set = append(set, "peers.listen="+internal(i), "peers.advertise="+advertised(i))
 	}
 	return set, env, nil
@@ -388,9 +438,26 @@ func (d *drill) load() error {
 	if d.plane != nil {
 		d.faults.Go(func() { d.plane.run(ctx) })
 	}
+	look, blind := context.WithCancel(d.ctx)
+	defer blind()
+	if d.Layout.routes() {
+		var err error
+		if d.where, err = newWhereabouts(d); err != nil {
+			return err
+		}
+		defer d.where.close()
+		d.where.run(look, ctx)
+	}
 	res, err := bench.Run(d.ctx, o)
 	stop()
 	d.faults.Wait()
+	if d.where != nil {
+		if err == nil {
+			d.where.settle(d.ctx)
+		}
+		blind()
+		d.where.wait()
+	}
 	if d.ctx.Err() != nil {
 		return d.ctx.Err()
 	}
@@ -449,7 +516,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, crashed: d.crash}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, hosts: d.hosts, where: d.where, pipes: d.Layout.pipes(), crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -476,8 +543,9 @@ func (d *drill) breakThings(ctx context.Context, began time.Time) {
 				d.skip(e)
 				return
 			}
-			d.begin(e)
-			d.end(e, b.carryOut(ctx, e))
+			f := b.fault(e)
+			d.begin(e, f.n)
+			d.end(e, f.carryOut(ctx))
 		})
 	}
 }
@@ -494,13 +562,17 @@ func (d *drill) trouble(format string, args ...any) {
 	d.out.Troubles = append(d.out.Troubles, fmt.Sprintf(format, args...))
 }
 
-// begin records that a fault begins.
-func (d *drill) begin(e Event) {
+// begin records that a fault begins, and which node it hits, if one.
+func (d *drill) begin(e Event, n *node) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running[e.N] = e.Name()
 	d.out.Begun++
-	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), Reason: e.String(), Entry: e.aside()})
+	hit := ""
+	if n != nil && len(d.nodes) > 1 {
+		hit = n.spec.Name
+	}
+	d.rec.Add("faults.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Fault, Name: e.Name(), User: hit, Reason: e.String(), Entry: e.aside()})
 }
 
 // aside is how the history tells that clients must not feel a fault.
@@ -596,6 +668,9 @@ func (d *drill) clean() error {
 	}
 	if d.network != nil {
 		d.network.close()
+	}
+	if d.hosts != nil {
+		d.hosts.close()
 	}
 	if d.cache != nil {
 		d.cache.close()

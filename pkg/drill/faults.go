@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,10 +23,13 @@ type breaker struct {
 	nodes []*node
 	world *world
 
-	plane   *plane    // nil = the layout has none
-	db      *database // nil = the layout has no Postgres
-	cache   *cache    // nil = the layout has no Redis
-	network *network  // nil = each node has all roles
+	plane   *plane       // nil = the layout has none
+	db      *database    // nil = the layout has no Postgres
+	cache   *cache       // nil = the layout has no Redis
+	network *network     // nil = each node has all roles
+	where   *whereabouts // nil = the routes are not in Redis
+	hosts   *hosts       // nil = the nodes are on this one
+	pipes   bool         // how calls between nodes travel; else over HTTP
 	crashed func(what string)
 }
 
@@ -37,16 +41,26 @@ type fault struct {
 	n   *node // the one it hits
 }
 
-// carryOut carries out one fault, from its beginning until it is healed. When ctx
-// ends it heals at once. An error means that the fault did not take place as
-// it should.
-func (b *breaker) carryOut(ctx context.Context, e Event) error {
+// fault makes a fault of an event and chooses what it hits.
+func (b *breaker) fault(e Event) *fault {
 	f := &fault{Event: e, b: b, rng: rand.New(rand.NewPCG(e.Seed, 1))}
 	candidates := b.nodes
-	if all := traitOf(e.Kind).areas(); all[0] == peers || slices.Contains(all, links) {
+	switch all := traitOf(e.Kind).areas(); {
+	case e.Kind == OwnerPause || e.Kind == RingChurn:
+		candidates = b.having("state")
+	case all[0] == peers || slices.Contains(all, links) || e.Kind == GatewayKill:
 		candidates = b.entrances()
+	case all[0] == stores && e.Kind != PgPartition || all[0] == caches || all[0] == etcds:
+		return f // no node
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
+	return f
+}
+
+// carryOut carries out a fault, from its beginning until it is healed. When ctx
+// ends it heals at once. An error means that the fault did not take place as
+// it should.
+func (f *fault) carryOut(ctx context.Context) error {
 	run := map[Kind]func(*fault, context.Context) error{
 		Kill: (*fault).kill, Pause: (*fault).pause, Restart: (*fault).restart, Disk: (*fault).disk, Stall: (*fault).stall,
 		Clock: (*fault).clock, Point: (*fault).point, Reset: (*fault).reset, Refuse: (*fault).refuse,
@@ -57,10 +71,12 @@ func (b *breaker) carryOut(ctx context.Context, e Event) error {
 		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,
 		PgLock: (*fault).pgLock, PgPool: (*fault).pgPool, PgPartition: (*fault).pgPartition,
 		RedisFlush: (*fault).redisFlush, RedisStall: (*fault).redisStall, RedisRestart: (*fault).redisRestart, RedisMix: (*fault).redisMix,
+		RedisClock: (*fault).redisClock, KickRace: (*fault).kickRace, GatewayKill: (*fault).kill,
 		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
-		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).ownerPause, RingChurn: (*fault).ringChurn,
+		HostBlackhole: (*fault).hostBlackhole, RoleLie: (*fault).roleLie, DrainCut: (*fault).drainCut,
+		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).pause, RingChurn: (*fault).ringChurn,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
-	}[e.Kind]
+	}[f.Kind]
 	return run(f, ctx)
 }
 
@@ -72,6 +88,21 @@ func (b *breaker) entrances() (all []*node) {
 		}
 	}
 	return all
+}
+
+// having are the nodes with the role, alone or beside others.
+func (b *breaker) having(role string) (all []*node) {
+	for _, n := range b.nodes {
+		if n.has(role) {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// has reports whether the node has the role, alone or beside others.
+func (n *node) has(role string) bool {
+	return !n.spec.apart() || slices.Contains(strings.Split(n.spec.Roles, ","), role)
 }
 
 // healing is a context for what must be done also when the drill is ending.
@@ -392,6 +423,14 @@ func (f *fault) members(ctx context.Context) error {
 		}
 	}
 	return f.changeRights(ctx, all(f.b.world.removeMembers), all(f.b.world.addMembers))
+}
+
+// kickRace lets logins of one user come at once.
+func (f *fault) kickRace(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, f.For)
+	defer cancel()
+	f.b.where.race(ctx, f.rng)
+	return nil
 }
 
 // groups makes groups while all devices come back. It ends in its time, however

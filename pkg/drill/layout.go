@@ -26,6 +26,9 @@ type Layout struct {
 	// Redis says that one server of its own remembers acknowledged sends for all nodes, and their
 	// routes if Set says storage.routes=redis.
 	Redis bool `yaml:"redis"`
+	// Hosts says that each node is on a host of its own: a network namespace. The nodes have
+	// not all roles, and the drill is root in a process with a network of its own.
+	Hosts bool `yaml:"hosts"`
 	// Witnesses is how many processes, w1 and so on, take part in the control plane
 	// and tell what they see: up to 50. They want Etcd.
 	Witnesses int `yaml:"witnesses"`
@@ -56,13 +59,13 @@ func ControlPlane() Layout {
 // remembers sends in Redis.
 func OnPostgres() Layout {
 	l := AllInOne()
-	l.Postgres, l.Redis = true, true
+	l.Postgres, l.Redis, l.Set = true, true, []string{routesInRedis}
 	return l
 }
 
 // SplitRoles is two processes of each role; clients connect to both gateways.
 func SplitRoles() Layout {
-	return Layout{Etcd: 1, Postgres: true, Redis: true, Set: []string{"storage.routes=redis"}, Nodes: []NodeSpec{
+	return Layout{Etcd: 1, Postgres: true, Redis: true, Set: []string{routesInRedis}, Nodes: []NodeSpec{
 		{Name: "g1", Roles: "gateway", Clients: true}, {Name: "g2", Roles: "gateway", Clients: true},
 		{Name: "s1", Roles: "state"}, {Name: "s2", Roles: "state"},
 		{Name: "p1", Roles: "push"}, {Name: "p2", Roles: "push"},
@@ -70,10 +73,36 @@ func SplitRoles() Layout {
 	}}
 }
 
+// SplitOverHTTP is SplitRoles with calls that travel as requests of HTTP/2.
+func SplitOverHTTP() Layout {
+	l := SplitRoles()
+	l.Set = append(l.Set, callsOverHTTP)
+	return l
+}
+
+// OnHosts is SplitRoles with each process on a host of its own.
+func OnHosts() Layout {
+	l := SplitRoles()
+	l.Hosts = true
+	return l
+}
+
 // Layouts are those that have a name.
 func Layouts() map[string]Layout {
-	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles()}
+	return map[string]Layout{"one": AllInOne(), "control": ControlPlane(), "postgres": OnPostgres(), "split": SplitRoles(), "split-http": SplitOverHTTP(), "hosts": OnHosts()}
 }
+
+// callsOverHTTP is the assignment that lets calls between nodes travel as requests.
+const callsOverHTTP = "peers.transport=http"
+
+// pipes reports whether calls between nodes travel over pipes.
+func (l Layout) pipes() bool { return !slices.Contains(l.Set, callsOverHTTP) }
+
+// routesInRedis is the assignment that puts routes into the Redis of the drill.
+const routesInRedis = "storage.routes=redis"
+
+// routes reports whether the routes are in the Redis of the drill.
+func (l Layout) routes() bool { return l.Redis && slices.Contains(l.Set, routesInRedis) }
 
 // split reports whether the roles are in several processes.
 func (l Layout) split() bool {
@@ -143,6 +172,8 @@ func (l Layout) check() error {
 	switch {
 	case !clients:
 		return errors.New("no node takes clients")
+	case l.Hosts && slices.ContainsFunc(l.Nodes, func(n NodeSpec) bool { return !n.apart() }), l.Hosts && l.Etcd > 1:
+		return errors.New("hosts are for nodes without all roles, and one member of etcd at most")
 	case l.split() && l.Etcd == 0:
 		return errors.New("nodes without all roles want members of etcd")
 	}

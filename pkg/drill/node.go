@@ -43,6 +43,7 @@ type node struct {
 	check    func() bool                      // reports whether it is ready; nil = it says where it listens, and is asked there
 	told     func(n *node, boot, what string) // hears what becomes of its processes, as history has it; nil = nobody does
 
+	under       []string            // what the program is started by; it becomes it
 	work        string              // the folder it runs in; "" = that of this process
 	credential  *syscall.Credential // the user it runs as; nil = that of this process
 	deathSignal syscall.Signal      // what it gets when the drill ends; 0 = SIGKILL
@@ -88,7 +89,8 @@ func (n *node) beginLocked() error {
 		return err
 	}
 	defer log.Close() // the child has its own
-	cmd := exec.Command(n.exe, n.args...)
+	line := slices.Concat(n.under, []string{n.exe}, n.args)
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), append([]string{failpoint.FileVar + "=" + n.rules}, n.env...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = n.work
@@ -334,9 +336,9 @@ func (n *node) mayDie() (over func()) {
 	}
 }
 
-// nodeArgs is the command line of a node.
-func nodeArgs(spec NodeSpec, dir string, common []string) []string {
-	args := []string{"serve", "--roles=" + spec.Roles, "--node-name", spec.Name, "--data-dir", dir, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"}
+// nodeArgs is the command line of a node that listens at the host.
+func nodeArgs(spec NodeSpec, host, dir string, common []string) []string {
+	args := []string{"serve", "--roles=" + spec.Roles, "--node-name", spec.Name, "--data-dir", dir, "--listen", host + ":0", "--ops-listen", host + ":0"}
 	for _, s := range slices.Concat(common, spec.Set) {
 		args = append(args, "--set", s)
 	}

@@ -95,7 +95,7 @@ func startChild(t *testing.T, how string) (*node, *deaths) {
 			}
 			told.why = append(told.why, why)
 		}}
-	n.args = nodeArgs(n.spec, dir, []string{"a.b=c"})
+	n.args = nodeArgs(n.spec, "127.0.0.1", dir, []string{"a.b=c"})
 	if err := n.begin(); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (o *Outcome) Text(w io.Writer) {
 	if !o.Good {
 		verdict = "bad"
 	}
-	fmt.Fprintf(w, "%s: %d faults in %.0f s of load, %d operations, layout %s, seed %d\n", verdict, o.Begun, o.Seconds, o.Operations, o.Layout, o.Seed)
+	fmt.Fprintf(w, "%s: %d faults in %.0f s of load, %d operations, layout %s, allocator %s, seed %d\n", verdict, o.Begun, o.Seconds, o.Operations, o.Layout, o.Allocator, o.Seed)
 	fmt.Fprintf(w, "kinds: %s\n", names(o.Kinds))
 	if o.Excused > 0 {
 		fmt.Fprintf(w, "%d times a node ended under a fault that may end it\n", o.Excused)

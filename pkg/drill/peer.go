@@ -28,7 +28,8 @@ const (
 // method says.
 type peer struct {
 	net.Conn
-	in *bufio.Reader
+	in     *bufio.Reader
+	frames []*clientv1.ServerFrame // read and not looked at
 }
 
 // reach opens a connection and does nothing more.
@@ -38,7 +39,7 @@ func reach(ctx context.Context, address string) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &peer{c, bufio.NewReaderSize(c, 512)}, nil
+	return &peer{Conn: c, in: bufio.NewReaderSize(c, 512)}, nil
 }
 
 // upgrade makes a WebSocket of it.
@@ -75,6 +76,99 @@ func (p *peer) login(token, device string) error {
 	return p.SetDeadline(time.Time{})
 }
 
+// enter says hello and waits for the answer; "" = it is let in, else why not.
+func (p *peer) enter(token, device string) (refused string, err error) {
+	if err := p.login(token, device); err != nil {
+		return "", err
+	}
+	_ = p.SetDeadline(time.Now().Add(stepLimit))
+	for {
+		frame, err := p.frame()
+		switch {
+		case err != nil:
+			return "", err
+		case frame.GetWelcome() != nil:
+			return "", p.SetDeadline(time.Time{})
+		case frame.GetBye() != nil:
+			return frame.GetBye().GetReason(), nil
+		}
+	}
+}
+
+// stay answers what wants an answer until the session ends, and says why it did; "" =
+// nobody said so.
+func (p *peer) stay() (why string) {
+	for {
+		frame, err := p.frame()
+		switch {
+		case err != nil:
+			return why
+		case frame.GetBye() != nil:
+			why = frame.GetBye().GetReason()
+		case frame.GetPing() != nil:
+			pong, err := protocol.AppendFrame(nil, protocol.JSON, &clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
+			if err == nil {
+				_, _ = p.Write(message(true, opText, pong)) // a dead connection is seen by the reader
+			}
+		}
+	}
+}
+
+// leave ends the session as a device does.
+func (p *peer) leave() { _, _ = p.Write(message(true, opClose, []byte{0x03, 0xe8})) }
+
+// frame reads the next frame. Frames that come together are read one by one.
+func (p *peer) frame() (*clientv1.ServerFrame, error) {
+	for len(p.frames) == 0 {
+		op, payload, err := p.read()
+		if err != nil {
+			return nil, err
+		}
+		switch op {
+		case opClose:
+			return nil, io.EOF
+		case opPing:
+			_, _ = p.Write(message(true, opPong, payload)) // as above
+		case opText:
+			err = protocol.DecodeServerEnvelope(protocol.JSON, payload, protocol.ClientLimits(), func(f *clientv1.ServerFrame) error {
+				p.frames = append(p.frames, f)
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	f := p.frames[0]
+	p.frames = p.frames[1:]
+	return f, nil
+}
+
+// read reads a WebSocket message as servers send it, in one piece.
+func (p *peer) read() (op byte, payload []byte, err error) {
+	var head [2]byte
+	if _, err := io.ReadFull(p.in, head[:]); err != nil {
+		return 0, nil, err
+	}
+	length := uint64(head[1] & 0x7f)
+	for n := map[uint64]int{126: 2, 127: 8}[length]; n > 0; {
+		more := make([]byte, n)
+		if _, err := io.ReadFull(p.in, more); err != nil {
+			return 0, nil, err
+		}
+		length, n = 0, 0
+		for _, b := range more {
+			length = length<<8 | uint64(b)
+		}
+	}
+	if length > protocol.ClientReadLimit {
+		return 0, nil, fmt.Errorf("a message of %d bytes", length)
+	}
+	payload = make([]byte, length)
+	_, err = io.ReadFull(p.in, payload)
+	return head[0] & 0x0f, payload, err
+}
+
 // member opens a connection and logs in.
 func member(ctx context.Context, address, token string) (*peer, error) {
 	p, err := reach(ctx, address)
@@ -91,7 +185,9 @@ func member(ctx context.Context, address, token string) (*peer, error) {
 const (
 	opContinue = 0
 	opText     = 1
+	opClose    = 8
 	opPing     = 9
+	opPong     = 10
 )
 
 // message is a WebSocket frame as clients send it, under a mask of zeros.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,8 +72,12 @@ func newPlane(d *drill) (*plane, error) {
 	host := loopback()
 	at := func(first, i int) string { return fmt.Sprintf("%s:%d", host, first+10*i) }
 	var fronts, targets, cluster []string
+	clients := host
+	if d.Layout.Hosts {
+		clients = etcdHost
+	}
 	for i := range d.Layout.Etcd {
-		p.urls = append(p.urls, "http://"+at(firstClient, i))
+		p.urls = append(p.urls, fmt.Sprintf("http://%s:%d", clients, firstClient+10*i))
 		fronts, targets = append(fronts, at(firstFront, i)), append(targets, at(firstPeer, i))
 		cluster = append(cluster, fmt.Sprintf("%s=http://%s", memberName(i), at(firstFront, i)))
 	}
@@ -193,6 +199,9 @@ func (p *plane) run(ctx context.Context) {
 	defer wg.Wait()
 	for _, n := range p.d.nodes {
 		wg.Go(func() { p.ask(ctx, n) })
+		if n.proxy != nil && n.spec.apart() {
+			wg.Go(func() { p.askRing(ctx, n) })
+		}
 	}
 	for i := 1; hold(ctx, changeEvery); i++ {
 		p.change(ctx, i%4 == 0)
@@ -270,6 +279,51 @@ func (p *plane) inForce(ctx context.Context, n *node, at datadir.Endpoints) (his
 	r := history.Record{Kind: history.Applied, User: n.spec.Name, Seq: res.GetRevision()}
 	r.N, r.To = witness.Numbers(values)
 	return r, true
+}
+
+// askRing records which ring of state nodes a gateway has in use, when it changes.
+func (p *plane) askRing(ctx context.Context, n *node) {
+	last := int64(0)
+	for hold(ctx, askEvery) {
+		version, err := p.ring(ctx, n)
+		if err == nil && version != last {
+			last = version
+			p.d.rec.Add("control.log", history.Record{T: max(p.d.rec.Now(), 1), Kind: history.Ring, User: n.spec.Name, N: version})
+		}
+	}
+}
+
+// ring is a number that is another for another ring.
+func (p *plane) ring(ctx context.Context, n *node) (int64, error) {
+	key, err := datadir.ReadAdminKey(n.dir)
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.endpoints().Ops+"/statusz/ring?role=state", nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := (&http.Client{Transport: bearer{key, p.d.world.hc.Transport}}).Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	var r struct {
+		Nodes []struct {
+			ID     string `json:"id"`
+			Weight int    `json:"weight"`
+		} `json:"nodes"`
+	}
+	if err := json.NewDecoder(res.Body).Decode(&r); err != nil {
+		return 0, err
+	}
+	h := fnv.New64a()
+	for _, n := range r.Nodes {
+		fmt.Fprintln(h, n.ID, n.Weight)
+	}
+	return int64(h.Sum64() >> 1), nil
 }
 
 // collect takes the reports of the witnesses into the history.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -53,17 +52,17 @@ func (w *network) cut(n *node, cut bool) {
 
 // rolePartition lets nothing through between one node and the others.
 func (f *fault) rolePartition(ctx context.Context) error {
-	f.b.network.cut(f.n, true)
+	err := f.b.cutOff(ctx, f.n, true)
 	hold(ctx, f.For)
-	f.b.network.cut(f.n, false)
-	return nil
+	return errors.Join(err, f.b.cutOff(ctx, f.n, false))
 }
 
 // roleBlackhole takes the others and all stores from a node. Only etcd stays, and
 // clients, if it has any.
 func (f *fault) roleBlackhole(ctx context.Context) error {
+	var errs []error
 	for _, cut := range []bool{true, false} {
-		f.b.network.cut(f.n, cut)
+		errs = append(errs, f.b.cutOff(ctx, f.n, cut))
 		if f.b.db != nil {
 			f.b.db.cut(f.n.spec.Name, cut)
 		}
@@ -74,7 +73,7 @@ func (f *fault) roleBlackhole(ctx context.Context) error {
 			hold(ctx, f.For)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // roleSlow makes all that a node and the others say to each other later.
@@ -121,23 +120,6 @@ func (f *fault) drain(ctx context.Context) error {
 	return errors.Join(told, f.n.begin())
 }
 
-// ownerPause stops a node that stores messages for longer than its lease.
-func (f *fault) ownerPause(ctx context.Context) error {
-	f.n = f.one("state")
-	return f.pause(ctx)
-}
-
-// one is a node with the role.
-func (f *fault) one(role string) *node {
-	var all []*node
-	for _, n := range f.b.nodes {
-		if slices.Contains(strings.Split(n.spec.Roles, ","), role) {
-			all = append(all, n)
-		}
-	}
-	return all[f.rng.IntN(len(all))]
-}
-
 // ringChurn takes a state node off the ring and puts it back, every two seconds,
 // while a conversation is written as fast as it takes messages.
 func (f *fault) ringChurn(ctx context.Context) error {
@@ -155,19 +137,29 @@ func (f *fault) ringChurn(ctx context.Context) error {
 			}
 		})
 	}
-	n, errs := f.one("state"), []error{}
+	var errs []error
 	for on := true; hold(ctx, churnEvery); on = !on {
-		errs = append(errs, f.b.cordon(ctx, n, on))
+		errs = append(errs, f.b.cordon(ctx, f.n, on))
 	}
 	writers.Wait()
 	heal, done := healing(ctx)
 	defer done()
-	return errors.Join(append(errs, f.b.cordon(heal, n, false))...)
+	return errors.Join(append(errs, f.b.cordon(heal, f.n, false))...)
+}
+
+// alive is the first node that runs, or the first.
+func alive(all []*node) *node {
+	for _, n := range all {
+		if n.alive() {
+			return n
+		}
+	}
+	return all[0]
 }
 
 // cordon takes a node off the ring, or puts it back.
 func (b *breaker) cordon(ctx context.Context, n *node, on bool) error {
-	return b.world.nodeCall(ctx, b.nodes[0], func(ctx context.Context, c adminv1connect.NodeServiceClient) error {
+	return b.world.nodeCall(ctx, alive(b.nodes), func(ctx context.Context, c adminv1connect.NodeServiceClient) error {
 		var err error
 		if on {
 			_, err = c.Cordon(ctx, &adminv1.CordonRequest{NodeId: n.spec.Name, Reason: "drill"})

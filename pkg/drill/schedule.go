@@ -59,9 +59,16 @@ const (
 	RedisRestart Kind = "redis-restart" // Redis is killed, and started again empty
 	RedisMix     Kind = "redis-mix"     // answers are lost, and Redis gives remembered sends the answers of others
 
+	RedisClock  Kind = "redis-clock"  // Redis is killed, and another one that is empty and whose clock is behind takes its place
+	KickRace    Kind = "kick-race"    // logins of a user of whom one may be in come at once, through all gateways
+	GatewayKill Kind = "gateway-kill" // a gateway is killed and stays away until its routes must be swept
+
 	RolePartition  Kind = "role-partition"  // nothing gets through between one node and the others
 	RoleBlackhole  Kind = "role-blackhole"  // the same, and nothing between it and the stores
 	RoleSlow       Kind = "role-slow"       // what one node and the others say to each other takes longer
+	RoleLie        Kind = "role-lie"        // some answers of one node to others are late, wrong, cut or those to other calls
+	DrainCut       Kind = "drain-cut"       // a node is told to stop while nothing gets through between it and the others
+	HostBlackhole  Kind = "host-blackhole"  // routes lead nowhere: from or to one host, between two halves, or to etcd
 	RollingRestart Kind = "rolling-restart" // every node is restarted, one after the other
 	Drain          Kind = "drain"           // another node tells one to stop, and it is started again
 	OwnerPause     Kind = "owner-pause"     // a state node is stopped for longer than its lease
@@ -105,6 +112,9 @@ type trait struct {
 	postgres bool          // only layouts with Postgres
 	redis    bool          // only layouts with Redis
 	split    bool          // only layouts with roles in several processes
+	mesh     bool          // only layouts whose nodes reach each other through the drill
+	hosts    bool          // only layouts with hosts
+	routes   bool          // only layouts with routes in Redis
 	witness  bool          // only layouts with witnesses
 	long     bool          // a short drill has shorter ones, or none
 }
@@ -158,9 +168,15 @@ var traits = []trait{
 	{kind: RedisStall, area: caches, min: 1000 * ms, max: 8000 * ms, redis: true},
 	{kind: RedisRestart, area: caches, min: 0, max: 4000 * ms, redis: true},
 	{kind: RedisMix, area: caches, min: 1500 * ms, max: 3000 * ms, also: []area{links}, redis: true},
+	{kind: RedisClock, area: caches, min: 0, max: 3000 * ms, levels: []string{"-1h", "-10m", "-5s"}, routes: true, tag: true},
+	{kind: KickRace, area: peers, min: 1500 * ms, max: 4000 * ms, routes: true},
+	{kind: GatewayKill, area: nodes, min: 16_000 * ms, max: 20_000 * ms, routes: true, split: true, long: true},
 	{kind: RolePartition, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true},
 	{kind: RoleBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, split: true, also: []area{stores, caches}},
-	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, levels: []string{"20ms", "100ms", "400ms"}},
+	{kind: RoleSlow, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, mesh: true, levels: []string{"20ms", "100ms", "400ms"}},
+	{kind: RoleLie, area: nodes, min: 2000 * ms, max: 6000 * ms, split: true, mesh: true, levels: []string{lieLate, lieStatus, lieCut, lieShort, lieMixed}},
+	{kind: DrainCut, area: nodes, min: 4000 * ms, max: 10_000 * ms, split: true},
+	{kind: HostBlackhole, area: nodes, min: 1000 * ms, max: 10_000 * ms, hosts: true, levels: []string{holeOut, holeIn, holeHalf, holeEtcd}},
 	{kind: RollingRestart, area: nodes, min: 14_000 * ms, max: 20_000 * ms, split: true, long: true},
 	{kind: Drain, area: nodes, min: 500 * ms, max: 3000 * ms, split: true},
 	{kind: OwnerPause, area: nodes, min: 13_000 * ms, max: 30_000 * ms, split: true, long: true},

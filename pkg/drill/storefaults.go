@@ -5,6 +5,8 @@ import (
 	"errors"
 	"syscall"
 	"time"
+
+	"github.com/imdhq/imd/pkg/history"
 )
 
 const (
@@ -87,7 +89,25 @@ func (f *fault) pgPartition(ctx context.Context) error {
 	return nil
 }
 
-func (f *fault) redisFlush(context.Context) error { return f.b.cache.do("FLUSHALL") }
+func (f *fault) redisFlush(context.Context) error {
+	return f.b.where.lost("", func() error { return f.b.cache.do("FLUSHALL") })
+}
+
+// redisClock lets an empty server whose clock is behind take the place of Redis, as after a
+// failover to another machine. It is so until Redis loses everything again.
+func (f *fault) redisClock(ctx context.Context) error {
+	shift, err := time.ParseDuration(f.Level)
+	if err != nil {
+		return err
+	}
+	return f.b.where.lost(history.ClockSlow, func() error {
+		f.b.cache.kill()
+		hold(ctx, f.For)
+		f.b.cache.closeDoors(true) // nobody is there before its clock is wrong
+		defer f.b.cache.closeDoors(false)
+		return errors.Join(f.b.cache.begin(), f.b.cache.shift(shift))
+	})
+}
 
 // redisMix gives remembered sends the answers of others, first while answers are
 // lost, so that many devices ask again.
@@ -112,7 +132,9 @@ func (f *fault) redisStall(ctx context.Context) error {
 }
 
 func (f *fault) redisRestart(ctx context.Context) error {
-	f.b.cache.kill()
-	hold(ctx, f.For)
-	return f.b.cache.begin()
+	return f.b.where.lost("", func() error {
+		f.b.cache.kill()
+		hold(ctx, f.For)
+		return f.b.cache.begin()
+	})
 }

@@ -37,10 +37,13 @@ const (
 // world is what a drill does through the API, as the operator of the cluster:
 // past the proxies, so that faults of the clients' links do not reach it.
 type world struct {
-	node   *node // the API is asked here
+	node   *node   // keys and tokens are made for it
+	doors  []*node // the API is asked at the first that runs
 	key    string
 	signer auth.Key
 	hc     *http.Client
+	// oneLogin says that of a user only one login may be in.
+	oneLogin bool
 
 	mu     sync.Mutex
 	groups []group
@@ -54,8 +57,9 @@ type group struct {
 	members     []string
 }
 
-func newWorld(n *node, signer auth.Key) *world {
-	return &world{node: n, signer: signer, read: map[string]bool{},
+func newWorld(nodes []*node, signer auth.Key) *world {
+	doors := slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.proxy == nil })
+	return &world{node: nodes[0], doors: doors, signer: signer, read: map[string]bool{},
 		hc: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 5 * time.Second}}}
 }
 
@@ -127,21 +131,31 @@ func again(err error) bool {
 }
 
 func (w *world) conversations() imdv1connect.ConversationServiceClient {
-	return imdv1connect.NewConversationServiceClient(w.client(w.node.endpoints().Public, w.key))
+	return imdv1connect.NewConversationServiceClient(w.client(alive(w.doors).endpoints().Public, w.key))
 }
 
 func (w *world) messages() imdv1connect.MessageServiceClient {
-	return imdv1connect.NewMessageServiceClient(w.client(w.node.endpoints().Public, w.key))
+	return imdv1connect.NewMessageServiceClient(w.client(alive(w.doors).endpoints().Public, w.key))
 }
 
 func (w *world) users() imdv1connect.UserServiceClient {
-	return imdv1connect.NewUserServiceClient(w.client(w.node.endpoints().Public, w.key))
+	return imdv1connect.NewUserServiceClient(w.client(alive(w.doors).endpoints().Public, w.key))
 }
 
-// token signs a token for a new login of the user. It makes no call.
+// token signs a token for a login of the user: a new one, or where only one may be in always
+// the same. It makes no call.
 func (w *world) token(_ context.Context, user string) (string, error) {
+	login := im.LoginID("load-" + user)
+	if !w.oneLogin {
+		login = im.LoginID(uuid.NewString())
+	}
+	return w.tokenOf(im.UserID(user), login)
+}
+
+// tokenOf is a token of one login of a user.
+func (w *world) tokenOf(user im.UserID, login im.LoginID) (string, error) {
 	p, now := w.node.endpoints(), time.Now()
-	c := auth.Claims{User: im.UserID(user), Login: im.LoginID(uuid.NewString()), Issuer: p.Issuer, IssuedAt: now, Expires: now.Add(tokenLife)}
+	c := auth.Claims{User: user, Login: login, Issuer: p.Issuer, IssuedAt: now, Expires: now.Add(tokenLife)}
 	audience := p.Audience
 	if audience == "" {
 		audience = auth.DefaultConfig().Audience

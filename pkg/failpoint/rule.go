@@ -18,6 +18,10 @@ const (
 	BadVar = "IMD_TEST_BAD"
 )
 
+// RedisClock is the key in Redis that moves its clock for builds with the tag drill, by so
+// many seconds.
+const RedisClock = "imd:drill:clock"
+
 // Point is a line of the server that rules can name.
 type Point string
 

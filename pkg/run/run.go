@@ -113,7 +113,7 @@ func (q *Queue) Done(now time.Time, conv string, token Token, acks []*clientv1.S
 	if c == nil || c.token != token || c.inFlight == 0 {
 		return false
 	}
-	if failed == nil && len(acks) != c.inFlight {
+	if failed == nil && !c.answeredBy(acks) {
 		failed = protocol.NewError("internal", "", 0)
 	}
 	if failed != nil {
@@ -126,6 +126,23 @@ func (q *Queue) Done(now time.Time, conv string, token Token, acks []*clientv1.S
 		}
 	}
 	q.settle(now, c, e)
+	return true
+}
+
+// answeredBy reports whether acks are those of the run in flight. One of another send makes
+// all of them doubtful.
+func (c *conversation) answeredBy(acks []*clientv1.SendAck) bool {
+	if len(acks) != c.inFlight {
+		return false
+	}
+	for i, a := range acks {
+		if id := a.GetClientMessageId(); id != "" && id != c.waiting[i].Send.ClientMessageId {
+			return false
+		}
+		if conv := a.GetConversationId(); conv != "" && conv != c.id {
+			return false
+		}
+	}
 	return true
 }
 

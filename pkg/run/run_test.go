@@ -81,6 +81,28 @@ func (s *script) done(conv string, results ...string) {
 	s.take(&e)
 }
 
+// Answers to other sends decide nothing.
+func TestAnswersToOthersAreNone(t *testing.T) {
+	for name, acks := range map[string][]*clientv1.SendAck{
+		"another send":         {{Status: clientv1.Ack_ACK_OK, Seq: 1, ClientMessageId: "m1"}, {Status: clientv1.Ack_ACK_OK, Seq: 2, ClientMessageId: "m3"}},
+		"another conversation": {{Status: clientv1.Ack_ACK_OK, Seq: 1, ConversationId: "d"}, {Status: clientv1.Ack_ACK_OK, Seq: 2}},
+		"too few":              {{Status: clientv1.Ack_ACK_OK, Seq: 1}},
+	} {
+		s := newScript(t)
+		for _, id := range []string{"m0", "m1", "m2"} {
+			s.send("c", id)
+		}
+		s.done("c", "ok")
+		s.log = nil
+		var e Effects
+		s.r.Done(s.now, "c", s.out["c"].Token, acks, nil, &e)
+		s.take(&e)
+		if got := strings.Join(s.log, "; "); got != "m1 RETRY internal; m2 RETRY behind" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
 func (s *script) fail(conv string) {
 	var e Effects
 	s.r.Done(s.now, conv, s.out[conv].Token, nil, protocol.NewError("unavailable", "", 0), &e)

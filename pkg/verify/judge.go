@@ -122,9 +122,6 @@ type rule struct {
 	of        []history.Kind // only of histories with records of one of these kinds; nil = of all
 }
 
-// control are the kinds that tell that the control plane was recorded.
-var control = []history.Kind{history.Etcd, history.Node, history.Began, history.Claim, history.Put}
-
 // rules are all invariants, in the order of the report.
 var rules = []rule{
 	{"I1", "no acknowledged message is lost or changed", (*check).acked, nil},
@@ -136,13 +133,13 @@ var rules = []rule{
 	{"I7", "every device shows everything that it may see", (*check).complete, nil},
 	{"I8", "nothing is shown twice or out of order", (*check).rising, nil},
 	{"I9", "a view never goes back", (*check).back, nil},
-	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, control},
+	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, []history.Kind{history.Claim, history.Effect}},
 	{"I11", "the route store acts as if one call came after the other", (*check).routing, []history.Kind{history.Route}},
 	{"I12", "a new login ends the others, and nothing else does", (*check).logins, []history.Kind{history.Login}},
 	{"I13", "who is online is seen soon", (*check).presence, []history.Kind{history.Sight}},
 	{"I14", "message ids are unique", (*check).ids, nil},
-	{"I15", "settings are in force as a whole, and soon everywhere", (*check).settings, control},
-	{"I16", "living nodes are used and dead ones are not", (*check).discovery, control},
+	{"I15", "settings are in force as a whole, and soon everywhere", (*check).settings, []history.Kind{history.Put, history.Applied}},
+	{"I16", "living nodes are used and dead ones are not", (*check).discovery, []history.Kind{history.Began, history.Seen}},
 	{"I17", "nothing is shown to those who may not see it", (*check).authorisation, nil},
 	{"I18", "the server stays available", (*check).available, nil},
 	{"I19", "every send gets a definite answer in the end", (*check).resolved, nil},

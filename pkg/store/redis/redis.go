@@ -319,7 +319,7 @@ func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, 
 	for some := range slices.Chunk(users, maxBatch) {
 		res, err := r.link.Do(ctx, callTime, func(b rueidis.Builder) rueidis.Commands {
 			cmds := make(rueidis.Commands, 0, len(some)+1)
-			cmds = append(cmds, b.Time().Build())
+			cmds = append(cmds, clock(b))
 			for _, u := range some {
 				cmds = append(cmds, b.Hgetall().Key(userKey(u)).Build())
 			}
@@ -328,11 +328,11 @@ func (r *Routes) Lookup(ctx context.Context, users []im.UserID) ([]store.Route, 
 		if err != nil {
 			return nil, unavailable(ctx, op, err)
 		}
-		clock, err := res[0].AsIntSlice()
-		if err != nil || len(clock) != 2 {
+		at, err := res[0].AsIntSlice()
+		if err != nil || len(at) != 2 {
 			return nil, unavailable(ctx, op, errors.Join(redis.Classified(err), errors.New("the server does not tell the time")))
 		}
-		now := time.Unix(clock[0], clock[1]*1000)
+		now := time.Unix(at[0], at[1]*1000)
 		out = slices.Grow(out, len(some))
 		for i, x := range res[1:] {
 			if out, err = routesOf(out, some[i], x, now); err != nil {

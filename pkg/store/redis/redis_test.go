@@ -97,6 +97,40 @@ func TestASlowClockAfterAFailover(t *testing.T) {
 	}
 }
 
+// A claim that its caller gave up while the server stood still comes true when it goes on.
+// It does not outrank a session that began after it and claims its place late.
+func TestALateClaimOutranksNobody(t *testing.T) {
+	server := testenv.StartRedis(t)
+	r := closing(t, open(t, server.URL()))
+	begin := time.Now().Add(-time.Minute)
+	routeOf := func(user im.UserID, session im.SessionID) store.Route {
+		x := routeOf(user, session)
+		x.Device = "d"
+		return x
+	}
+	old := routeOf("u", "s1")
+	old.Since = begin
+	late := claimOf(t, r, old) // its epoch is of now
+	heir := routeOf("u", "s2")
+	heir.Since = begin.Add(time.Second)
+	heir.Epoch = uint64(heir.Since.UnixMicro())
+	if c := claimOf(t, r, heir); c.Standing != store.Kept || len(c.Superseded) != 1 || c.Superseded[0].Session != "s1" {
+		t.Errorf("the heir is %v and supersedes %v", c.Standing, c.Superseded)
+	}
+	old.Epoch = late.Epoch
+	if s, err := r.Refresh(t.Context(), []store.Route{old}); err != nil || s[0] != store.Superseded {
+		t.Errorf("the old one is %v, %v", s, err)
+	}
+	// One that began later keeps its place.
+	newest := routeOf("u", "s3")
+	newest.Since = begin.Add(2 * time.Second)
+	claimOf(t, r, newest)
+	heir.Session = "s4"
+	if c := claimOf(t, r, heir); c.Standing != store.Superseded {
+		t.Errorf("a session that began before is %v", c.Standing)
+	}
+}
+
 // What the server says of a change comes late; a user who was not there is
 // found all the same.
 func TestAbsenceIsNotRemembered(t *testing.T) {

@@ -13,7 +13,7 @@ package redis
 // route in microseconds, ARGV[2] the highest epoch that the caller has seen.
 const common = `
 local key, ttl, floor = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
-local clock = redis.call('TIME')
+` + readClock + `
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 local function num(n) return string.format('%.0f', n) end
 local function fields(v)
@@ -32,7 +32,7 @@ for i = 1, #all, 2 do
     if tonumber(f[2]) <= now then
       redis.call('HDEL', key, k)
     elseif string.sub(k, 1, 2) == 's:' then
-      routes[#routes + 1] = {id = id, raw = v, epoch = tonumber(f[1]), login = f[3], device = f[4], class = f[5], node = f[6], boot = f[7]}
+      routes[#routes + 1] = {id = id, raw = v, epoch = tonumber(f[1]), login = f[3], device = f[4], class = f[5], node = f[6], boot = f[7], since = tonumber(f[8])}
     else
       displaced[id] = f[1]
     end
@@ -66,7 +66,17 @@ end
 const claimScript = common + `
 local id, login, device, class, rest = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local epoch, mode, multi, same, total = tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), ARGV[11] == '1', tonumber(ARGV[12])
-if epoch == 0 then epoch = math.max(top + 1, now, floor + 1) end
+if epoch == 0 then
+  epoch = math.max(top + 1, now, floor + 1)
+else
+  -- A claim that its caller had given up may have come true since, with a newer epoch
+  -- than its session deserves: what began before a session that is ranked by its
+  -- beginning does not outrank it.
+  local since = tonumber(fields(rest)[6])
+  for _, r in ipairs(routes) do
+    if since == epoch and r.since < since then r.epoch = math.min(r.epoch, epoch - 1) end
+  end
+end
 local function told(list) local t = {} for _, r in ipairs(list) do t[#t + 1] = r.id t[#t + 1] = r.raw end return t end
 local mine = false
 for _, r in ipairs(routes) do
