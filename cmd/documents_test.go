@@ -3,6 +3,7 @@ package cmd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,11 +15,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/peer"
+	routesetcd "github.com/imdhq/imd/pkg/store/etcd"
 )
 
 var update = flag.Bool("update", false, "write the documents instead of checking them")
@@ -140,6 +143,14 @@ var descRE = regexp.MustCompile(`^Desc\{fqName: "(imd_[a-z_]+)", help: "([^"]*)"
 func TestDocumentOfMetrics(t *testing.T) {
 	e := assembled(t)
 	peer.NewSet("n", zap.NewNop()).Link(peer.Link{Reg: e.reg}) // those of calls to other nodes
+	nobody, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := routesetcd.Open(nobody, routesetcd.Options{Log: zap.NewNop(), Reg: e.reg}) // those of routes in etcd
+	if err := errors.Join(routes.Close(), nobody.Close()); err != nil {
+		t.Fatal(err)
+	}
 	kinds := map[string]string{}
 	families, err := e.reg.Gather()
 	if err != nil {

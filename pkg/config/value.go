@@ -21,8 +21,12 @@ func fromText(t reflect.Type, s string) (any, error) {
 	return scalar(t, s)
 }
 
-// fromYAMLText reads a list that was written as YAML or JSON on one line.
+// fromYAMLText reads a list that was written as YAML or JSON on one line;
+// nothing is the empty list.
 func fromYAMLText(t reflect.Type, s string) (any, error) {
+	if strings.TrimSpace(s) == "" {
+		s = "[]"
+	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(s), &doc); err != nil || len(doc.Content) != 1 || doc.Content[0].Kind != yaml.SequenceNode {
 		return nil, fmt.Errorf("is not a list in YAML or JSON")
