@@ -178,12 +178,18 @@ func (p *watchers) await(ctx context.Context, wait time.Duration) {
 	}
 }
 
-// snapshot collects all there is. What changes meanwhile comes again behind it,
-// which is harmless. p.mu is held, and given up meanwhile.
+// snapshot collects all there is, behind the ends that are still kept: no leader
+// may have heard of them. What changes meanwhile comes again behind it, which is
+// harmless. p.mu is held, and given up meanwhile.
 func (p *watchers) snapshot() {
 	at := p.last
-	p.mu.Unlock()
 	var all []*v1.SessionChange
+	for _, c := range p.kept {
+		if c.GetEnded() != nil {
+			all = append(all, c)
+		}
+	}
+	p.mu.Unlock()
 	for _, s := range p.g.hub.all() {
 		s.mu.Lock()
 		if s.announced {

@@ -117,11 +117,11 @@ func TestTheLeaderHearsOfSessionsAndWatchers(t *testing.T) {
 		t.Error("changes have no number")
 	}
 	other := w.chief(t)
-	other.want("all:", "+ann/bot true", "watch bob")
+	other.want("all:", "-bob false", "+ann/bot true", "watch bob")
 	w.g.watchers.mu.Lock()
 	w.g.watchers.last += 2 * changesKept // so many came that some are gone
 	w.g.watchers.mu.Unlock()
-	c.want("all:", "+ann/bot true", "watch bob")
+	c.want("all:", "-bob false", "+ann/bot true", "watch bob")
 	ann.Close()
 	c.want("-ann false", "unwatch bob")
 	eventually(t, "nothing is watched", func() bool { return testutil.ToFloat64(w.g.m.watched) == 0 })

@@ -103,17 +103,20 @@ func (b *book) load(ctx context.Context) bool {
 		b.f.s.Log.Warn("when users were last seen was not read; it is tried again", obs.Err(err))
 		return pause(ctx, bookPause)
 	}
-	b.mu.Lock()
-	b.loads = b.loads[n:]
-	b.mu.Unlock()
 	at := make(map[im.UserID]time.Time, len(found))
 	for _, x := range found {
 		at[x.User] = x.At
 	}
 	ev := presence.Loaded{}
+	b.mu.Lock()
+	b.loads = b.loads[n:]
 	for _, u := range users {
+		if waits := b.saves[u]; waits.After(at[u]) { // it is not saved yet
+			at[u] = waits
+		}
 		ev.Users = append(ev.Users, presence.Seen{User: u, At: at[u]})
 	}
+	b.mu.Unlock()
 	select {
 	case b.f.inbox <- ev:
 		return true

@@ -150,6 +150,21 @@ func endedNow(user, session string) *v1.SessionChange {
 	return &v1.SessionChange{What: &v1.SessionChange_Ended{Ended: &v1.SessionEnded{UserId: user, SessionId: session, AtMs: time.Now().UnixMilli()}}}
 }
 
+// What waits to be saved is known already.
+func TestATimeThatIsNotSavedYetIsKnown(t *testing.T) {
+	left := time.UnixMilli(1234)
+	c := &counting{seen: map[im.UserID]time.Time{"anna": time.UnixMilli(7), "bob": time.UnixMilli(7)}}
+	f := &following{s: &Scheduler{Deps: Deps{Store: func() (Messages, error) { return c, nil }}}, inbox: make(chan presence.Event, 1)}
+	b := newBook(f)
+	b.saves["anna"] = left
+	b.add(presence.Effects{Load: []im.UserID{"anna", "bob"}})
+	b.load(t.Context())
+	want := []presence.Seen{{User: "anna", At: left}, {User: "bob", At: time.UnixMilli(7)}}
+	if got := (<-f.inbox).(presence.Loaded).Users; !slices.Equal(got, want) {
+		t.Errorf("loaded %v, want %v", got, want)
+	}
+}
+
 func watchOf(user string) *v1.SessionChange {
 	return &v1.SessionChange{What: &v1.SessionChange_Watch{Watch: user}}
 }

@@ -326,12 +326,9 @@ func (c *Core) began(now time.Time, h *home, s Session) {
 }
 
 // ended takes in the end of a session. One that is not known was superseded, or
-// is of before a snapshot.
+// ended before this Core heard of it; still its user was there until then.
 func (c *Core) ended(now time.Time, x Change) {
-	u := c.users[x.Session.User]
-	if u == nil {
-		return
-	}
+	u := c.of(x.Session.User)
 	for i := range u.places {
 		p := &u.places[i]
 		if p.session != x.Session.ID || !p.live() {
@@ -351,6 +348,12 @@ func (c *Core) ended(now time.Time, x Change) {
 		c.settle(now, u, wait)
 		return
 	}
+	u.left = later(u.left, x.At)
+	if u.shown == 0 && x.At.After(u.seen) {
+		u.seen = x.At
+		c.fx.Save = append(c.fx.Save, Seen{u.id, x.At})
+	}
+	c.arm(u)
 }
 
 // supersede has a session dropped by its gateway.

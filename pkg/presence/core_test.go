@@ -251,6 +251,23 @@ func TestAGatewayTakesItsSessionsWithIt(t *testing.T) {
 	s.check("g1")
 }
 
+// An end of which no leader has heard still says when its user was last there.
+func TestAnEndBeforeTheSnapshot(t *testing.T) {
+	s := newStage(t, "g1")
+	left := s.now.Add(-time.Second)
+	s.step(Report{Home: at("g1"), First: true, Last: true, Changes: []Change{
+		{Kind: Ended, Session: Session{User: "anna", ID: "s1"}, At: left},
+		{Kind: Ended, Session: Session{User: "bob", ID: "s2"}, At: left}, watching("anna")}})
+	s.pass(time.Second)
+	s.check("g1", "anna[]")
+	if got := s.told["g1"]["anna"].LastSeen; !got.Equal(left) || !s.saved["bob"].Equal(left) {
+		t.Errorf("anna was seen %v, bob %v, want %v", got, s.saved["bob"], left)
+	}
+	if s.c.users["bob"] != nil {
+		t.Error("bob is not forgotten")
+	}
+}
+
 // What is of no use to anybody is forgotten.
 func TestNothingIsLeft(t *testing.T) {
 	s := newStage(t, "g1")

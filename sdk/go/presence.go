@@ -179,11 +179,11 @@ func (c *Client) tellPresence(f *clientv1.Presence) {
 		if u.LastSeenMs > 0 {
 			p.LastSeen = time.UnixMilli(u.LastSeenMs)
 		}
-		c.presence[u.UserId] = p
 		for w := range c.watches {
 			if !w.wants(u.UserId) {
 				continue
 			}
+			c.presence[u.UserId] = p
 			if !slices.Contains(w.fresh, u.UserId) {
 				w.fresh = append(w.fresh, u.UserId)
 			}
