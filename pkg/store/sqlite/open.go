@@ -121,7 +121,7 @@ func prepare(path string) error {
 }
 
 func damaged(path, how string) error {
-	return fmt.Errorf("the database %s is damaged (%s); restore it from a backup: %w", path, how, store.ErrCorrupt)
+	return fmt.Errorf("the database %s is damaged (%s); restore it from a backup: %w", path, strings.Join(strings.Fields(how), " "), store.ErrCorrupt)
 }
 
 // explain turns a failure of SQLite while opening into one sentence.
