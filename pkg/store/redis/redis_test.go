@@ -97,6 +97,22 @@ func TestASlowClockAfterAFailover(t *testing.T) {
 	}
 }
 
+// Over a server whose clock is behind, a session that claims late, by when it began, does
+// not outrank one that began after it.
+func TestALateClaimOverASlowClock(t *testing.T) {
+	server := testenv.StartRedis(t)
+	r := closing(t, open(t, server.URL()))
+	begin := time.Now().Add(time.Hour) // as the clock of the server is an hour behind
+	newer := routeOf("u", "s2")
+	newer.Since = begin.Add(time.Second)
+	claimOf(t, r, newer)
+	older := routeOf("u", "s1")
+	older.Device, older.Since, older.Epoch = newer.Device, begin, uint64(begin.UnixMicro())
+	if c := claimOf(t, r, older); c.Standing != store.Superseded {
+		t.Errorf("the older session is %v", c.Standing)
+	}
+}
+
 // A claim that its caller gave up while the server stood still comes true when it goes on.
 // It does not outrank a session that began after it and claims its place late.
 func TestALateClaimOutranksNobody(t *testing.T) {

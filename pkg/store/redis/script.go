@@ -27,7 +27,7 @@ var (
 
 // What known-bad builds run in the place of the others.
 var (
-	claimWithoutTime = newScript(strings.Replace(claimScript, "math.max(top + 1, now, floor + 1)", "top + 1", 1))
+	claimWithoutTime = newScript(strings.Replace(claimScript, "math.max(top + 1, now, floor + 1, since)", "top + 1", 1))
 	releaseAny       = newScript(strings.Replace(releaseScript, "r.id == ARGV[3] and r.epoch == tonumber(ARGV[4])", "true", 1))
 )
 

@@ -66,13 +66,15 @@ end
 const claimScript = common + `
 local id, login, device, class, rest = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local epoch, mode, multi, same, total = tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), ARGV[11] == '1', tonumber(ARGV[12])
+local since = tonumber(fields(rest)[6])
 if epoch == 0 then
-  epoch = math.max(top + 1, now, floor + 1)
+  -- Never below its beginning: sessions that claim late are ranked by theirs, also over a
+  -- server whose clock is behind.
+  epoch = math.max(top + 1, now, floor + 1, since)
 else
   -- A claim that its caller had given up may have come true since, with a newer epoch
   -- than its session deserves: what began before a session that is ranked by its
   -- beginning does not outrank it.
-  local since = tonumber(fields(rest)[6])
   for _, r in ipairs(routes) do
     if since == epoch and r.since < since then r.epoch = math.min(r.epoch, epoch - 1) end
   end
