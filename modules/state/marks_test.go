@@ -68,7 +68,7 @@ func TestDeliveredSurvivesAStoreThatIsAway(t *testing.T) {
 			}
 			return nil
 		})
-		time.Sleep(3 * saveEvery)
+		time.Sleep(3*saveEvery + saveEvery/2) // between two saves
 		n.st.setFault(nil)
 		n.st.mu.Lock()
 		n.st.convs["g_1"].members["bob"].Delivered = 0
