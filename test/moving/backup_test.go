@@ -268,11 +268,11 @@ func (p *pair) comeBack(t *testing.T, w *witness, m *testenv.Node, tokens map[st
 // Whatever was acknowledged before must be there.
 func (w *witness) judge(t *testing.T, all []*pair, began, killed, healed int64) {
 	t.Helper()
-	kept, answered, returned := map[string]bool{}, map[string]int64{}, map[int64]string{}
+	kept, rows, answered, returned := map[string]bool{}, map[int64]bool{}, map[string]int64{}, map[int64]string{}
 	for _, r := range w.list {
 		switch r.Kind {
 		case history.Row:
-			kept[r.CMID] = true
+			kept[r.CMID], rows[r.MID] = true, true
 		case history.Return:
 			answered[r.CMID] = r.T
 			if other := returned[r.MID]; other != "" && other != r.CMID {
@@ -294,7 +294,11 @@ func (w *witness) judge(t *testing.T, all []*pair, began, killed, healed int64) 
 				before++
 			}
 		case history.Show:
-			if cmid := returned[r.MID]; r.T <= killed && cmid != "" && !kept[cmid] && answered[cmid] >= began {
+			known := r.T // of what was shown, but not yet answered
+			if cmid := returned[r.MID]; cmid != "" {
+				known = answered[cmid]
+			}
+			if r.T <= killed && !rows[r.MID] && known >= began {
 				continue
 			}
 		}
