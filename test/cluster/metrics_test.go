@@ -71,6 +71,10 @@ func TestMetricsAreThere(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no rules: %v", err)
 	}
+	documented, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations.md")) // those of parts that this node does not have
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, file := range files {
 		rules(t, file, func(alert, expr string) {
 			for _, name := range metricName.FindAllString(expr, -1) {
@@ -78,7 +82,7 @@ func TestMetricsAreThere(t *testing.T) {
 				if strings.HasPrefix(name, "etcd_") {
 					have = member
 				}
-				if !have[name] {
+				if !have[name] && !strings.Contains(string(documented), "| `"+name+"` |") {
 					t.Errorf("%s: %s uses %s, which nothing has", filepath.Base(file), alert, name)
 				}
 			}

@@ -87,8 +87,18 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"gateway.limits.conversation_rate", "gateway.limits.conversation_burst"}, conversationRate},
 		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
 		{[]string{"receipt.max_members"}, receipts},
+		{[]string{"presence.offline_after"}, offlineAfter},
+		{[]string{"presence.typing_members"}, typingMembers},
 	}
 	shown := map[string]bool{
+		// test/requirements TestR15AStrictSession sets it while nodes run; it takes
+		// two gateways to see.
+		"session.strict": true,
+		// There is no collector here; modules/tracing has the tests.
+		"tracing.share": true,
+		// They are minutes, or need a node that stops; modules/gateway and pkg/presence
+		// have the tests, with a clock of their own.
+		"presence.lease": true, "presence.return_after": true,
 		// Connections from loopback are exempt; the gateway's own tests show these.
 		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
 	}
@@ -283,5 +293,46 @@ func receipts(t *testing.T, l live) {
 	read()
 	if f := a.TakeWithin(2*time.Second, receipt); f != nil {
 		t.Errorf("a receipt in a group of three, for two at most: %v", f)
+	}
+}
+
+func offlineAfter(t *testing.T, l live) {
+	a, b := l.session("pres-a", "d", "phone"), l.session("pres-b", "d", "phone")
+	a.MustSend(testenv.ToUser("pres-b", "x"))
+	l.set("presence.offline_after", "3s")
+	a.Write(&clientv1.ClientFrame{Id: a.ID(), Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{UserIds: []string{"pres-b"}}}})
+	seen := func(online bool) {
+		t.Helper()
+		a.Take(fmt.Sprintf("online = %t", online), func(f *clientv1.ServerFrame) bool {
+			for _, u := range f.GetPresence().GetUsers() {
+				if u.UserId == "pres-b" && u.Online == online {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	seen(true)
+	began := time.Now()
+	b.Close()
+	seen(false)
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("offline after %v, before its time", took)
+	}
+}
+
+func typingMembers(t *testing.T, l live) {
+	group := testenv.Group(t, l.URL(), l.Token("ty-a"), "g", "ty-b", "ty-c")
+	a, b := l.session("ty-a", "d", "phone"), l.session("ty-b", "d", "phone")
+	types := func() *clientv1.ServerFrame {
+		a.Write(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{ConversationId: group}}})
+		return b.TakeWithin(2500*time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetTyping() != nil })
+	}
+	if types() == nil {
+		t.Error("typing is not passed on in a group of three")
+	}
+	l.set("presence.typing_members", "2")
+	if f := types(); f != nil {
+		t.Errorf("typing in a group of three, for two at most: %v", f)
 	}
 }
