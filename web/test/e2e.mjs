@@ -102,6 +102,7 @@ async function presence(alice, bob) {
   const row = alice.locator(".row", { has: alice.locator(".row-title", { hasText: /^bob$/ }) });
   await below.getByText("online", { exact: true }).waitFor();
   await row.locator(".avatar-dot").waitFor();
+  await bob.waitForTimeout(3_000); // what he has typed just now counts in the rate
   await composer(bob).pressSequentially("let me see");
   await below.getByText("typing…").waitFor();
   await row.getByText("typing…").waitFor();
