@@ -129,7 +129,7 @@ func TestR15AStrictSession(t *testing.T) {
 	if out, errs, status := g.Command("settings", "set", "session.strict=true"); status != 0 {
 		t.Fatal(out, errs)
 	}
-	time.Sleep(2 * time.Second) // in which it is in force everywhere, by what settings promise
+	time.Sleep(2 * time.Second)                        // in which it is in force everywhere, by what settings promise
 	session := func(n *testenv.Node) *testenv.Client { // each gateway has a key of its own; the login is one
 		return testenv.Login(t, n.URL(), protocol.Proto, n.Mint(auth.Claims{User: "ann", Login: "l"}, time.Hour), "phone")
 	}
