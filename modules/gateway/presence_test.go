@@ -240,10 +240,14 @@ func TestWatchingIsRenewed(t *testing.T) {
 		c.show(on("ann"), on("bob"), on("carl"))
 	}()
 	ann.Request(watchFrame(nil, "g_1"))
+	lease := w.g.tuned.Get().presenceLease
 	due := func() {
 		p := w.g.watchers
 		p.mu.Lock()
 		for _, l := range p.lists {
+			if left := time.Until(l.renewAt); left < lease*7/10 || left > lease*12/10 {
+				t.Errorf("renewed in %v, with a lease of %v", left, lease)
+			}
 			l.renewAt = time.Now()
 		}
 		p.mu.Unlock()

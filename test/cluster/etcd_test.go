@@ -79,7 +79,7 @@ func TestMembersFail(t *testing.T) {
 	calm("with a stalled leader of etcd")
 	stalled.Signal(syscall.SIGCONT)
 	c.Kill()
-	eventually(t, "all views are stale", 20*time.Second, func() bool {
+	eventually(t, "all views are stale", 30*time.Second, func() bool {
 		return !slices.ContainsFunc(nodes, func(p *process) bool { return !p.handle.View().Stale })
 	})
 	for _, p := range nodes {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -129,7 +130,15 @@ func TestR15AStrictSession(t *testing.T) {
 	if out, errs, status := g.Command("settings", "set", "session.strict=true"); status != 0 {
 		t.Fatal(out, errs)
 	}
-	time.Sleep(2 * time.Second)                        // in which it is in force everywhere, by what settings promise
+	for until := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
+		out, _, _ := g.Command("settings", "get", "session.strict", "--applied")
+		if strings.Contains(out, "in force on 3 of 3 nodes") {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal(out)
+		}
+	}
 	session := func(n *testenv.Node) *testenv.Client { // each gateway has a key of its own; the login is one
 		return testenv.Login(t, n.URL(), protocol.Proto, n.Mint(auth.Claims{User: "ann", Login: "l"}, time.Hour), "phone")
 	}

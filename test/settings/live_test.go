@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,7 +75,8 @@ func copies(c *testenv.Client, quiet time.Duration) int {
 // Each setting does on a running node what it says, without a restart.
 func TestEverySettingIsLive(t *testing.T) {
 	t.Parallel()
-	n := testenv.Start(t)
+	spans := testenv.StartCollector(t)
+	n := testenv.Start(t, "--set", "tracing.endpoint="+spans.URL)
 	tests := []struct {
 		keys []string // what it shows
 		test func(t *testing.T, l live)
@@ -88,17 +90,16 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
 		{[]string{"receipt.max_members"}, receipts},
 		{[]string{"presence.offline_after"}, offlineAfter},
+		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
+		{[]string{"tracing.share"}, func(t *testing.T, l live) { tracingShare(t, l, spans) }},
 		{[]string{"presence.typing_members"}, typingMembers},
 	}
 	shown := map[string]bool{
 		// test/requirements TestR15AStrictSession sets it while nodes run; it takes
 		// two gateways to see.
 		"session.strict": true,
-		// There is no collector here; modules/tracing has the tests.
-		"tracing.share": true,
-		// They are minutes, or need a node that stops; modules/gateway and pkg/presence
-		// have the tests, with a clock of their own.
-		"presence.lease": true, "presence.return_after": true,
+		// It is 10 s at least; modules/gateway TestWatchingIsRenewed shows it.
+		"presence.lease": true,
 		// Connections from loopback are exempt; the gateway's own tests show these.
 		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
 	}
@@ -128,16 +129,22 @@ func TestEverySettingIsLive(t *testing.T) {
 	}
 }
 
-// heartbeat shrinks in steps, as one change may not end every connection.
+// shrinkHeartbeat makes pings follow within 0.2 s, in steps, as one change may
+// not end every connection.
+func (l live) shrinkHeartbeat() {
+	l.t.Helper()
+	for ping := 12500 * time.Millisecond; ping >= 187*time.Millisecond; ping /= 2 {
+		pong := min(ping*4/5, 6*time.Second)
+		l.set("gateway.ping_interval", ping.String(), "gateway.pong_timeout", max(pong, 100*time.Millisecond).String())
+	}
+}
+
 func heartbeat(t *testing.T, l live) {
 	if _, err := set(t.Context(), service(l.Node), "gateway.ping_interval", "200ms", "gateway.pong_timeout", "150ms"); err == nil {
 		t.Error("a heartbeat may shrink at once")
 	}
 	c := l.session("beat", "d", "phone")
-	for ping := 12500 * time.Millisecond; ping >= 187*time.Millisecond; ping /= 2 {
-		pong := min(ping*4/5, 6*time.Second)
-		l.set("gateway.ping_interval", ping.String(), "gateway.pong_timeout", max(pong, 100*time.Millisecond).String())
-	}
+	l.shrinkHeartbeat()
 	dead := testenv.Dial(t, l.URL(), protocol.Proto)
 	dead.NoPong = true
 	dead.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{Version: 1, Token: l.Token("dead"), DeviceId: "d"}}})
@@ -296,28 +303,65 @@ func receipts(t *testing.T, l live) {
 	}
 }
 
-func offlineAfter(t *testing.T, l live) {
-	a, b := l.session("pres-a", "d", "phone"), l.session("pres-b", "d", "phone")
-	a.MustSend(testenv.ToUser("pres-b", "x"))
-	l.set("presence.offline_after", "3s")
-	a.Write(&clientv1.ClientFrame{Id: a.ID(), Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{UserIds: []string{"pres-b"}}}})
-	seen := func(online bool) {
-		t.Helper()
+// lost is how long it takes until a watcher hears that a session of another user
+// has ended, from when end returned.
+func (l live) lost(watcher, user string, end func(*testenv.Client)) time.Duration {
+	l.t.Helper()
+	a, b := l.session(watcher, "d", "phone"), l.session(user, "d", "phone")
+	a.MustSend(testenv.ToUser(user, "x"))
+	a.Write(&clientv1.ClientFrame{Id: a.ID(), Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{UserIds: []string{user}}}})
+	hear := func(online bool) {
+		l.t.Helper()
 		a.Take(fmt.Sprintf("online = %t", online), func(f *clientv1.ServerFrame) bool {
-			for _, u := range f.GetPresence().GetUsers() {
-				if u.UserId == "pres-b" && u.Online == online {
-					return true
-				}
-			}
-			return false
+			return slices.ContainsFunc(f.GetPresence().GetUsers(), func(u *clientv1.UserPresence) bool { return u.UserId == user && u.Online == online })
 		})
 	}
-	seen(true)
+	hear(true)
+	end(b)
 	began := time.Now()
-	b.Close()
-	seen(false)
-	if took := time.Since(began); took < 2*time.Second {
+	hear(false)
+	return time.Since(began)
+}
+
+func offlineAfter(t *testing.T, l live) {
+	l.set("presence.offline_after", "3s")
+	if took := l.lost("off-a", "off-b", (*testenv.Client).Close); took < 2500*time.Millisecond {
 		t.Errorf("offline after %v, before its time", took)
+	}
+}
+
+// returnAfter is about one who falls silent, which the server ends.
+func returnAfter(t *testing.T, l live) {
+	l.shrinkHeartbeat()
+	l.set("presence.return_after", "1s")
+	if took := l.lost("ret-a", "ret-b", func(c *testenv.Client) {
+		c.NoPong = true
+		c.WaitClosed(testenv.Patience)
+	}); took < 700*time.Millisecond || took > 4*time.Second {
+		t.Errorf("offline %v after the end", took)
+	}
+}
+
+func tracingShare(t *testing.T, l live, spans *testenv.Collector) {
+	sends := func() (n int) {
+		for _, s := range spans.Spans() {
+			if s.Name == "send" {
+				n++
+			}
+		}
+		return n
+	}
+	a := l.session("tr-a", "d", "phone")
+	l.set("tracing.share", "0")
+	had := sends()
+	for range 20 {
+		a.MustSend(testenv.ToUser("tr-b", "x"))
+	}
+	l.set("tracing.share", "1")
+	a.MustSend(testenv.ToUser("tr-b", "y"))
+	eventually(t, "a span arrives", func() bool { return sends() > had })
+	if got := sends() - had; got != 1 {
+		t.Errorf("%d of 21 sends have spans, want the last one", got)
 	}
 }
 
