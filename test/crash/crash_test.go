@@ -23,9 +23,18 @@ type sent struct {
 	answered bool // the repeat in flight
 }
 
-// sender writes to its partner, 8 unanswered at a time, until the node dies.
-func sender(t *testing.T, n *testenv.Node, enc protocol.Encoding, from, to string, out *[]*sent) {
-	c := testenv.Login(t, n.URL(), enc, n.Token(from), "d")
+// send has the users write to their partners, 8 unanswered at a time
+// each, until the node dies. It returns when all are in.
+func send(t *testing.T, n *testenv.Node, everything [][]*sent, wg *sync.WaitGroup) {
+	t.Helper()
+	for p := range everything {
+		from := fmt.Sprint("a", p)
+		c := testenv.Login(t, n.URL(), protocol.Encoding(p%2), n.Token(from), "d")
+		wg.Go(func() { sender(c, from, fmt.Sprint("b", p), &everything[p]) })
+	}
+}
+
+func sender(c *testenv.Client, from, to string, out *[]*sent) {
 	waiting := map[uint32]*sent{}
 	for i := 0; ; i++ {
 		for len(waiting) < 8 {
@@ -71,10 +80,7 @@ func killedUnderLoad(t *testing.T, flags ...string) {
 	acked := 0
 	for round := range 6 {
 		var wg sync.WaitGroup
-		for p := range pairs {
-			enc := protocol.Encoding(p % 2)
-			wg.Go(func() { sender(t, n, enc, fmt.Sprint("a", p), fmt.Sprint("b", p), &everything[p]) })
-		}
+		send(t, n, everything, &wg)
 		time.Sleep(300*time.Millisecond + time.Duration(rng.IntN(500))*time.Millisecond)
 		n.Kill()
 		wg.Wait()
@@ -103,9 +109,7 @@ func TestPostgresKilledUnderLoad(t *testing.T) {
 	everything := make([][]*sent, pairs)
 	acked := 0
 	var wg sync.WaitGroup
-	for p := range pairs {
-		wg.Go(func() { sender(t, n, protocol.Encoding(p%2), fmt.Sprint("a", p), fmt.Sprint("b", p), &everything[p]) })
-	}
+	send(t, n, everything, &wg)
 	time.Sleep(300 * time.Millisecond)
 	server.Kill()
 	if err := server.Start(); err != nil {
