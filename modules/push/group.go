@@ -46,6 +46,7 @@ func (p *Push) handToGroup(ctx context.Context, items []*v1.FanoutItem, to targe
 			return
 		}
 	}
+	p.members.grew(items[0].ConversationId, len(change.AddedUserIds)-len(change.RemovedUserIds))
 	for i, d := range p.bundles(items) {
 		if d.Audience = change; i > 0 {
 			d.Audience = &v1.Audience{MemberVersion: change.MemberVersion}

@@ -153,6 +153,18 @@ func TestABusyLargeGroupIsRead(t *testing.T) {
 	})
 }
 
+// A group that grows while it is known becomes one that is read.
+func TestAGroupGrowsIntoPulling(t *testing.T) {
+	c := newMemberCache(nil, nil)
+	c.put("g", &memberList{version: 1, large: 300, until: time.Now().Add(time.Hour)})
+	c.grew("g", 9000)
+	c.grew("g", -1)
+	c.grew("none", 5)
+	if l, err := c.at(t.Context(), "g", 1, 200); err != nil || l.large != 9299 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
 // A stopping node does not keep hints for itself.
 func TestADrainingNodeHintsAtOnce(t *testing.T) {
 	ps := newPulls()

@@ -67,6 +67,13 @@ func (c *memberCache) at(ctx context.Context, conv string, version int64, large 
 	return l, nil
 }
 
+// grew notes that a large group has so many more members.
+func (c *memberCache) grew(conv string, by int) {
+	if l := c.get(conv); l != nil && l.large > 0 && by != 0 {
+		c.put(conv, &memberList{version: l.version, large: max(l.large+by, 1), until: l.until})
+	}
+}
+
 func (c *memberCache) get(conv string) *memberList {
 	c.mu.Lock()
 	defer c.mu.Unlock()
