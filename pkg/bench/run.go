@@ -52,6 +52,7 @@ type Options struct {
 	GroupSize     int  // mix: members of a group
 	Pairs         int  // slow: stretches with and without a client that does not read
 	Senders       int  // hot: devices that write into the hot conversation
+	Members       int  // fanout: of the group, connected or not; below Users = Users
 	Whole         bool // fanout: a message has ended when all members have it, and the next one leaves then
 	// Reader is a user that exists: history and sync read what it has in place of
 	// what they write themselves. Empty = none.
