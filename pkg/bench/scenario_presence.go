@@ -18,6 +18,8 @@ const (
 	// restAfter is how long after a round it is waited for events that are late, or
 	// too many.
 	restAfter = time.Second
+	// joinAgain is the pause of the user who is watched when the server refused it.
+	joinAgain = 200 * time.Millisecond
 )
 
 // presence measures what watchers see of a user who comes and goes. All devices
@@ -44,11 +46,11 @@ func (r *runner) presence() error {
 	if err := r.connectAll(r.o.Conns, f.prepare); err != nil {
 		return err
 	}
-	f.d = r.devices[0]
-	f.d.comesBack = false
+	f.take(r.devices[0])
 	if err := f.watchAll(); err != nil {
 		return err
 	}
+	f.there = false
 	f.leave()
 	if _, err := r.wait("warm up", r.o.Settle, func() bool { return f.right() == r.o.Conns-1 }); err != nil {
 		return err
@@ -85,8 +87,29 @@ type flapping struct {
 	online, offline *recorder
 }
 
-// prepare lets a device take what it sees.
+// take makes a device the one that comes and goes. If the server refuses it, or
+// drops it, it comes back a little later.
+func (f *flapping) take(d *device) {
+	f.d, d.comesBack, f.there = d, false, true
+	down := d.onDown
+	d.onDown = func(reason string, err error) {
+		down(reason, err)
+		if f.r.dropping || !f.there {
+			return
+		}
+		f.r.l.after(joinAgain, func() {
+			if f.there && !d.online() {
+				d.ended = false
+				d.join()
+			}
+		})
+	}
+}
+
+// prepare lets a device take what it sees. It syncs as its like do, and so has
+// nothing to read later, when heads are compared.
 func (f *flapping) prepare(d *device) {
+	d.syncs = true
 	if d.i == 0 {
 		return
 	}
@@ -219,7 +242,10 @@ func (f *flapping) change(pause time.Duration) {
 		return
 	}
 	f.d.ended = false
-	f.d.onJoin = func(time.Duration) { again() }
+	f.d.onJoin = func(time.Duration) {
+		f.d.onJoin = nil // a return that was not asked for changes nothing
+		again()
+	}
 	f.d.join()
 }
 
