@@ -232,28 +232,37 @@ func (r *Routes) watch(ctx context.Context, from int64) error {
 	}
 }
 
-// apply takes events in. If routes of this process go together with the guards of
-// their users, nobody displaced them: they were lost.
+// userChange is one change of a user's keys.
+type userChange struct {
+	user im.UserID
+	rev  int64
+}
+
+// apply takes events in. If a route of this process goes without a new guard of its
+// user, nobody displaced or released it: it was lost.
 func (r *Routes) apply(res clientv3.WatchResponse) {
 	t := &r.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	guards, mine := map[im.UserID]bool{}, map[im.UserID]bool{}
+	guards, mine := map[userChange]bool{}, map[userChange]bool{}
 	for _, e := range res.Events {
 		u, s, ok := r.split(string(e.Kv.Key))
 		switch {
 		case !ok || e.Kv.ModRevision <= t.rev:
 		case e.Type == mvccpb.PUT:
 			r.take(e.Kv)
-		case s == "":
-			guards[u] = true
-		default:
+			if s == "" {
+				guards[userChange{u, e.Kv.ModRevision}] = true
+			}
+		case s != "":
 			t.drop(u, s)
-			mine[u] = mine[u] || r.leases.has(s)
+			if r.leases.has(s) {
+				mine[userChange{u, e.Kv.ModRevision}] = true
+			}
 		}
 	}
-	for u := range mine {
-		if mine[u] && guards[u] {
+	for c := range mine {
+		if !guards[c] {
 			t.losses++
 			break
 		}
