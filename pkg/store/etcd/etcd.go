@@ -69,6 +69,7 @@ type Routes struct {
 
 	leases leases
 	table  table
+	reread chan struct{} // capacity 1: the table is to be read anew
 }
 
 var _ store.RouteStore = (*Routes)(nil)
@@ -77,7 +78,7 @@ var _ store.RouteStore = (*Routes)(nil)
 // the routes and does not wait for etcd.
 func Open(client *clientv3.Client, o Options) *Routes {
 	ctx, stop := context.WithCancel(context.Background())
-	r := &Routes{Options: o, prefix: o.Prefix, client: client, now: time.Now, stop: stop}
+	r := &Routes{Options: o, prefix: o.Prefix, client: client, now: time.Now, stop: stop, reread: make(chan struct{}, 1)}
 	r.leases.of, r.table.users = map[im.SessionID]clientv3.LeaseID{}, map[im.UserID]map[im.SessionID]store.Route{}
 	o.Reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "routes", Name: "table_lag_seconds",
@@ -458,13 +459,27 @@ func (r *Routes) Recent(ctx context.Context, users []im.UserID) ([]store.Route, 
 	return r.table.of(users), nil
 }
 
-// Memory is store.RouteStore's.
+// Memory is store.RouteStore's. It asks etcd how far it is, because a watch says
+// nothing when etcd has gone back to an older state.
 func (r *Routes) Memory(ctx context.Context) (string, error) {
-	name, ok := r.table.memory()
+	const op = "etcd.Memory"
+	rev, ok := r.table.revision()
 	if !ok {
-		return "", unavailable(ctx, "etcd.Memory", errors.New("the table of routes was not read yet"))
+		return "", unavailable(ctx, op, errors.New("the table of routes was not read yet"))
 	}
-	return name, nil
+	cctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	res, err := r.client.Get(cctx, r.prefix)
+	if err != nil {
+		return "", unavailable(ctx, op, err)
+	}
+	if r.table.wentBack(rev, res.Header.Revision, res.Header.ClusterId) {
+		select {
+		case r.reread <- struct{}{}:
+		default: // it is going to be
+		}
+	}
+	return r.table.memory(), nil
 }
 
 // Homes is store.Sweeper's.

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -71,10 +72,30 @@ func (t *table) lag() float64 {
 	return time.Since(t.alive).Seconds()
 }
 
-func (t *table) memory() (string, bool) {
+func (t *table) memory() string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return fmt.Sprintf("%x/%d", t.cluster, t.losses), t.read
+	return fmt.Sprintf("%x/%d", t.cluster, t.losses)
+}
+
+// revision is how far the table is; false = it was not read yet.
+func (t *table) revision() (int64, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.rev, t.read
+}
+
+// wentBack counts a loss if etcd, asked when the table was at a revision, is at an
+// earlier one or another cluster.
+func (t *table) wentBack(had, now int64, cluster uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now >= had && cluster == t.cluster || t.rev < had { // below: it was noticed meanwhile
+		return false
+	}
+	t.losses++
+	t.rev, t.cluster = now, cluster
+	return true
 }
 
 func (t *table) of(users []im.UserID) (out []store.Route) {
@@ -221,6 +242,8 @@ func (r *Routes) watch(ctx context.Context, from int64) error {
 			}
 			heard = time.Now()
 			r.apply(res)
+		case <-r.reread:
+			return errors.New("etcd went back to an older state")
 		case <-tick.C:
 			if time.Since(heard) > staleAfter {
 				return fmt.Errorf("the watch is silent since %v", time.Since(heard).Round(time.Second))
