@@ -68,6 +68,8 @@ type Options struct {
 	// Returned is called, beside the run and at most once a second, when devices
 	// are back after a loss: the server may be another process now. nil = not.
 	Returned func(ctx context.Context)
+
+	least int64 // operations that the measured part has at least, for short runs on a busy machine
 }
 
 // Progress is how far a run is.
@@ -444,6 +446,9 @@ func (r *runner) measure() error {
 	}
 	r.begin()
 	_, err := r.wait("measure", r.o.Duration, func() bool { return false })
+	if err == nil && r.ops < r.o.least {
+		_, err = r.wait("measure", r.o.Settle, func() bool { return r.ops >= r.o.least })
+	}
 	r.finish()
 	return errors.Join(err, r.settle())
 }
