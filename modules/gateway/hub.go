@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/tally"
 )
 
 // hub knows the connections of this node: all of them, and those with a
@@ -112,6 +113,17 @@ func (h *hub) len() int {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return len(h.conns)
+}
+
+// present is who is here, as it is counted for the cluster.
+func (h *hub) present() tally.Present {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	p := tally.Present{Sessions: map[string]int64{}, Users: int64(len(h.users))}
+	for _, s := range h.sessions {
+		p.Sessions[string(s.class)]++
+	}
+	return p
 }
 
 // counts is how many connections, sessions and users are here.

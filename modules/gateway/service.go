@@ -34,6 +34,8 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	}
 	res := &v1.DeliverResponse{}
 	var found, touched []*session
+	delivered := 0
+	defer func() { s.g.Tally.Delivered(delivered) }()
 	for _, d := range req.Deliveries {
 		frames := newShared(d)
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
@@ -53,6 +55,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 			}
 			here = append(here, x)
 		}
+		delivered += len(here) * entriesOf(frames)
 		s.g.arrived(frames, here)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message

@@ -82,6 +82,11 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the push is settled; the provider knows a repeat by its id", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{
+			Name: "tally", Every: tallyEvery, Limit: tallyLimit, begin: func() round { return s.tallies() },
+			Trigger: "every 5 s", Row: "none: every node keeps what was counted", Effect: "counts users, sessions and messages, and hands every node the sum",
+			Fence: "each node refuses the token of a leader that was followed", Test: "modules/scheduler TestWhatIsCountedOutlivesALeader",
+		},
+		{
 			Name: "trim", Every: trimEvery, Limit: limit, begin: func() round { return s.trim },
 			Trigger: "every 10 s, for events older than `webhooks.keep`", Row: "`outbox`", Effect: "removes old events and dead letters",
 			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestOldEventsGo",
@@ -108,6 +113,7 @@ func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 		})
 	}
 	wg.Wait()
+	s.silent.Set(0)
 	if err := context.Cause(ctx); errors.Is(err, store.ErrFenced) {
 		return err
 	}

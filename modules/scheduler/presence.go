@@ -134,6 +134,7 @@ func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 		cancel()
 		f.wg.Wait()
 		s.presence.show(presence.Stats{})
+		s.online.Store(nil)
 	}()
 	f.wg.Go(func() { f.book.run(work) })
 	tick := time.NewTicker(presence.TickTime)
@@ -187,7 +188,7 @@ func (f *following) step(ev presence.Event) {
 func (f *following) look(ctx context.Context) {
 	if now := time.Now(); now.Sub(f.count) >= statsEvery {
 		f.count = now
-		f.s.presence.show(f.core.Stats())
+		f.s.showStats(f.core.Stats())
 	}
 	if f.s.Gateway == nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,8 +21,10 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/webhook"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 // Election is the name of the election in which this role takes part.
@@ -48,6 +51,7 @@ type Elector interface {
 
 // Deps is what the role works with.
 type Deps struct {
+	Node    im.NodeID // this node
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	Elector func() Elector // asked once, in Run; nil = there is none yet
@@ -61,6 +65,11 @@ type Deps struct {
 	Version  string // of the program, for receivers
 	// Gateway is one node's gateway, whose sessions are followed; nil = none is.
 	Gateway func(im.NodeID) GatewayClient
+	// Tally asks all nodes for what they counted; nil = nothing is counted. Errors:
+	// forbidden (another node leads).
+	Tally func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
+	// Kept keeps what was counted of the cluster.
+	Kept *tally.Book
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -86,6 +95,8 @@ type Scheduler struct {
 	poke      chan struct{}   // capacity 1: pushes became due
 
 	presence *presenceMetrics
+	online   atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
+	silent   prometheus.Gauge
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -106,7 +117,7 @@ func Spec() module.Spec {
 				return nil, err
 			}
 			s := New(Deps{
-				Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
+				Node: env.Node, Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
 				Live: func(ctx context.Context, users []im.UserID) ([]store.Route, error) {
 					r, err := env.Store.Routes()
 					if err != nil {
@@ -120,10 +131,11 @@ func Spec() module.Spec {
 					}
 					return nil
 				},
-				Store:    func() (Messages, error) { return env.Store.Messages() },
-				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
-				View:     env.Control.View,
-				Gateway:  func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				Store:   func() (Messages, error) { return env.Store.Messages() },
+				Routes:  func() (store.Sweeper, error) { return env.Store.Routes() },
+				View:    env.Control.View,
+				Gateway: func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				Tally:   env.Peers.Tally, Kept: env.Tally,
 				Settings: env.Settings,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
@@ -148,6 +160,8 @@ func New(d Deps) *Scheduler {
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
 	s.presence = newPresenceMetrics(d.Reg)
+	s.silent = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
+		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
 	s.board = newBoard(s.jobs())
 	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
 		Help: "Marks of commits turned into events."})
@@ -159,7 +173,7 @@ func New(d Deps) *Scheduler {
 		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.silent)
 	return s
 }
 
