@@ -82,9 +82,15 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the push is settled; the provider knows a repeat by its id", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{
-			Name: "tally", Every: tallyEvery, Limit: tallyLimit, begin: func() round { return s.tallies() },
+			Name: "tally", Every: tallyEvery, Limit: tallyLimit, begin: s.tallies,
 			Trigger: "every 5 s", Row: "none: every node keeps what was counted", Effect: "counts users, sessions and messages, and hands every node the sum",
 			Fence: "each node refuses the token of a leader that was followed", Test: "modules/scheduler TestWhatIsCountedOutlivesALeader",
+		},
+		{
+			Name: "retain", Every: retainEvery, Limit: limit, begin: s.retains,
+			Trigger: "every 1 s, if `retention.direct_days` or `retention.group_days` is set", Row: "`conversation.kept`",
+			Effect: "hides messages that are too old from everyone, and removes their content",
+			Fence:  "token proved in the transaction that raises the border and removes the content", Test: "modules/scheduler TestOldMessagesGo",
 		},
 		{
 			Name: "trim", Every: trimEvery, Limit: limit, begin: func() round { return s.trim },

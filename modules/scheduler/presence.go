@@ -32,7 +32,7 @@ var (
 	returnAfter = settings.Duration("presence.return_after", 5*time.Second, 0, time.Hour,
 		"The same for a connection that the server ended and whose client was told to come back: a node that stops, a device that did not answer.")
 
-	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter}}
+	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter, retentionDirect, retentionGroup, retentionPace}}
 )
 
 // GatewayClient is what the leader asks of a gateway. Safe for concurrent use.

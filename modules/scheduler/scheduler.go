@@ -38,6 +38,7 @@ type Messages interface {
 	store.Fences
 	store.Jobs
 	store.Outbox
+	store.Retention
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
@@ -97,6 +98,7 @@ type Scheduler struct {
 	presence *presenceMetrics
 	online   atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
 	silent   prometheus.Gauge
+	retained prometheus.Counter
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -162,6 +164,8 @@ func New(d Deps) *Scheduler {
 	s.presence = newPresenceMetrics(d.Reg)
 	s.silent = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
 		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
+	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",
+		Help: "Entries that have gone because of their age."})
 	s.board = newBoard(s.jobs())
 	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
 		Help: "Marks of commits turned into events."})
@@ -173,7 +177,7 @@ func New(d Deps) *Scheduler {
 		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.silent)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.silent, s.retained)
 	return s
 }
 

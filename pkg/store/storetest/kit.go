@@ -107,6 +107,8 @@ func TestMessages(t *testing.T, d Messages) {
 		{"reading is faster than telling", pushReadMeanwhile},
 		{"badges count what is unread", badges},
 		{"rows of jobs are kept, and a leader that was followed writes none", jobRows},
+		{"what is old goes from everyone's sight", retention},
+		{"what is old goes while others write", retentionWhileWriting},
 		{"the newest entry's time is known", newest},
 		{"a done context is honoured", doneContext},
 		{"reopening keeps everything", reopening},
