@@ -13,7 +13,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
-	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/outbox"
@@ -157,7 +156,7 @@ func New(d Deps) *Scheduler {
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "imd", Subsystem: "scheduler", Name: "run_seconds",
 			Help: "How long rounds of a job took.", Buckets: []float64{.001, .005, .025, .1, .5, 2, 10}}, []string{"job"}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
-			Help: "Revocations removed because no token can need them any more."}),
+			Help: "Rows removed because they are over: revocations, notes of sessions, mutes."}),
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
@@ -214,22 +213,6 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 		Fences: func() (store.Fences, error) { return s.Store() },
 		Lead:   s.work,
 	})
-}
-
-// expire is one round.
-func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
-	st, err := s.Store()
-	if err != nil {
-		return err
-	}
-	failpoint.Hit(failpoint.BeforeEffect)
-	n, err := st.Expire(ctx, t.Proof(), time.Now())
-	if err != nil {
-		return err
-	}
-	s.expired.Add(float64(n))
-	s.Log.Info("expired revocations were removed", zap.Int("removed", n), zap.Int64("token", t.Proof().Token))
-	return nil
 }
 
 // Drain resigns, so that another node leads before this one stops.

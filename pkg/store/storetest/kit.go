@@ -85,6 +85,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"a displaced session stores nothing", displacedSession},
 		{"ranks of sessions rise", sessionRanks},
 		{"a claim waits for what has begun and nothing follows it", sessionRace},
+		{"what is over goes in bounded steps", expiry},
 		{"keys are kept", keys},
 		{"when users were last seen only moves up", lastSeen},
 		{"who shares a conversation is visible, unless there is a block", visible},
