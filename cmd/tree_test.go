@@ -47,7 +47,7 @@ var printsData = map[string][]string{
 	"imd verify": {"no-such-history"},
 	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},
 	"imd store copy": {"--to", "sqlite:copy.db"}, "imd store new-epoch": {}, "imd bench load": {"--to", "oracle:x"},
-	"imd route show": {"alice"}, "imd trace": {"117093590311632897"},
+	"imd route show": {"alice"}, "imd trace": {"117093590311632897"}, "imd stats": {},
 	"imd webhook list": {}, "imd webhook test": {"shop"}, "imd webhook replay": {"shop", "--dead"}, "imd webhook dead": {"shop"}, "imd webhook remove": {"shop"},
 	"imd gen systemd": {"--unit", "edge=gateway,push"}, "imd gen prometheus-rules": {},
 	"imd drill": {"--layout", "nowhere.yaml"}, "imd drill replay": {"7", "--layout", "nowhere.yaml"}, "imd drill schedule": {"7"},
