@@ -35,6 +35,10 @@ type Messages interface {
 	store.Fences
 	store.Jobs
 	store.Outbox
+	ClaimScheduled(ctx context.Context, p store.Proof, c store.ScheduledClaim) ([]store.Scheduled, error)
+	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
+	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
+	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
@@ -61,6 +65,10 @@ type Deps struct {
 	Version  string // of the program, for receivers
 	// Gateway is one node's gateway, whose sessions are followed; nil = none is.
 	Gateway func(im.NodeID) GatewayClient
+	// Submitter is the state role, which commits what is sent.
+	Submitter Submitter
+	// StateHome names the node that orders a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -86,6 +94,7 @@ type Scheduler struct {
 	poke      chan struct{}   // capacity 1: pushes became due
 
 	presence *presenceMetrics
+	schedule *scheduleMetrics
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -98,7 +107,7 @@ func Spec() module.Spec {
 		Name:     "scheduler",
 		Role:     true,
 		Needs:    []string{"controlplane", "storage", "peers"},
-		Calls:    []string{"gateway"},
+		Calls:    []string{"gateway", "state"},
 		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
@@ -124,7 +133,7 @@ func Spec() module.Spec {
 				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
 				View:     env.Control.View,
 				Gateway:  func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
-				Settings: env.Settings,
+				Settings: env.Settings, Submitter: env.Peers.State(), StateHome: env.Peers.StateHome,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
 			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
@@ -147,7 +156,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
-	s.presence = newPresenceMetrics(d.Reg)
+	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
 	s.board = newBoard(s.jobs())
 	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
 		Help: "Marks of commits turned into events."})

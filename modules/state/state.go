@@ -98,6 +98,7 @@ type core struct {
 	positions *positions
 	receipts  *receipts
 	logins    *logins
+	scheduled *scheduled
 	keys      *cache[string, []store.Key]
 }
 
@@ -140,6 +141,7 @@ func (s *State) Start(ctx context.Context) error {
 		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),
 		logins:    newLogins(st),
+		scheduled: &scheduled{},
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
 	c.fanout.kept = s.Trace

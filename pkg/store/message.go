@@ -71,6 +71,7 @@ type MessageStore interface {
 	Fences
 	Jobs
 	Outbox
+	Schedules
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
