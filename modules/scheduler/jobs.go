@@ -72,8 +72,8 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the cursor moves; a receiver knows a repeat by its id", Test: "test/outbox TestEventsAreTold",
 		},
 		{
-			Name: "handover", Every: offlineEvery, Limit: limit, begin: func() round { return s.handover },
-			Trigger: "every 0.5 s, for messages that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
+			Name: "handover", attend: s.handovers,
+			Trigger: "the age of a message that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
 			Fence: "token proved in the transaction that moves the cursor and adds the pushes", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{

@@ -22,6 +22,7 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/webhook"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 // Election is the name of the election in which this role takes part.
@@ -41,6 +42,11 @@ type Messages interface {
 	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
 }
 
+// StateClient is what the leader asks of state nodes. Safe for concurrent use.
+type StateClient interface {
+	Mark(context.Context, *v1.MarkRequest) (*v1.MarkResponse, error)
+}
+
 // Elector is what the scheduler asks of the control plane.
 type Elector interface {
 	Campaign(ctx context.Context, c control.Candidacy) error
@@ -55,7 +61,9 @@ type Deps struct {
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
 	// Live finds the routes of users; nil = that cannot be known here.
-	Live     func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Live func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	// State is asked what devices have acknowledged; nil = it cannot be.
+	State    StateClient
 	Webhooks WebhookConfig
 	Push     PushConfig
 	Version  string // of the program, for receivers
@@ -78,6 +86,7 @@ type Scheduler struct {
 	trimmed  prometheus.Counter
 	handed   prometheus.Counter
 	pushed   *prometheus.CounterVec
+	asked    *prometheus.CounterVec
 	hooks    *outbox.Metrics
 
 	receivers []receiver      // set by Start
@@ -98,7 +107,7 @@ func Spec() module.Spec {
 		Name:     "scheduler",
 		Role:     true,
 		Needs:    []string{"controlplane", "storage", "peers"},
-		Calls:    []string{"gateway"},
+		Calls:    []string{"gateway", "state"},
 		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
@@ -124,6 +133,7 @@ func Spec() module.Spec {
 				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
 				View:     env.Control.View,
 				Gateway:  func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				State:    env.Peers.State(),
 				Settings: env.Settings,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
@@ -157,9 +167,14 @@ func New(d Deps) *Scheduler {
 		Help: "Conversations of offline users of which they are to be notified."})
 	s.pushed = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "pushes_total",
 		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
+	s.asked = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "asked_total",
+		Help: "Members with a connected device of whom state nodes were asked whether it has acknowledged: acknowledged, silent or not_member; failed counts questions without an answer."}, []string{"result"})
+	for _, r := range []string{"acknowledged", "silent", "not_member", "failed"} {
+		s.asked.WithLabelValues(r)
+	}
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked)
 	return s
 }
 
