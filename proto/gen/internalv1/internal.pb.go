@@ -3582,7 +3582,10 @@ type Delivery struct {
 	// one. They name no conversation and no sessions, and nothing follows them.
 	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	// W3C trace context of the commit, if spans are made of it; empty = none are.
-	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Instead of session_ids: the members of a group, whose sessions the gateway
+	// finds itself.
+	Audience      *Audience `protobuf:"bytes,11,opt,name=audience,proto3" json:"audience,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3687,17 +3690,111 @@ func (x *Delivery) GetTraceparent() string {
 	return ""
 }
 
+func (x *Delivery) GetAudience() *Audience {
+	if x != nil {
+		return x.Audience
+	}
+	return nil
+}
+
+// Audience is the members of a group who may see the frames of a delivery: those
+// whose start is below the frame's seq. A gateway that has not got their list
+// reads it first; deliveries of the group wait for it, in order.
+type Audience struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the membership after the frames.
+	MemberVersion int64 `protobuf:"varint,1,opt,name=member_version,json=memberVersion,proto3" json:"member_version,omitempty"`
+	// The first frame is about a change of the membership: it makes a list of the
+	// version before one of member_version.
+	Change bool `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
+	// Who are members by it, with their start.
+	AddedUserIds []string `protobuf:"bytes,3,rep,name=added_user_ids,json=addedUserIds,proto3" json:"added_user_ids,omitempty"`
+	Start        int64    `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"`
+	// Who are no members any more. They get the first frame.
+	RemovedUserIds []string `protobuf:"bytes,5,rep,name=removed_user_ids,json=removedUserIds,proto3" json:"removed_user_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Audience) Reset() {
+	*x = Audience{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audience) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audience) ProtoMessage() {}
+
+func (x *Audience) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audience.ProtoReflect.Descriptor instead.
+func (*Audience) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Audience) GetMemberVersion() int64 {
+	if x != nil {
+		return x.MemberVersion
+	}
+	return 0
+}
+
+func (x *Audience) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Audience) GetAddedUserIds() []string {
+	if x != nil {
+		return x.AddedUserIds
+	}
+	return nil
+}
+
+func (x *Audience) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *Audience) GetRemovedUserIds() []string {
+	if x != nil {
+		return x.RemovedUserIds
+	}
+	return nil
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NotHere       []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	// To how many sessions each delivery went, in order; 0 for those that wait for
+	// the list of their group.
+	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3806,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,12 +3819,19 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
 	if x != nil {
 		return x.NotHere
+	}
+	return nil
+}
+
+func (x *DeliverResponse) GetSessions() []int32 {
+	if x != nil {
+		return x.Sessions
 	}
 	return nil
 }
@@ -3750,7 +3854,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3866,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3879,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3823,7 +3927,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +3939,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +3952,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3868,7 +3972,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +3984,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +3997,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3913,7 +4017,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4029,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4042,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3964,7 +4068,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4080,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4093,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4039,7 +4143,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4155,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4168,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4125,7 +4229,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4241,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4254,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4242,7 +4346,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4358,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4371,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4319,7 +4423,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4435,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4448,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4389,7 +4493,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4505,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4518,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4447,7 +4551,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4563,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4576,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -4708,7 +4812,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xd2\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x89\x03\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -4721,9 +4825,17 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	" \x01(\bR\arelaxed\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
 	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
-	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\x125\n" +
+	"\baudience\x18\v \x01(\v2\x19.imd.internal.v1.AudienceR\baudience\"\xaf\x01\n" +
+	"\bAudience\x12%\n" +
+	"\x0emember_version\x18\x01 \x01(\x03R\rmemberVersion\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\bR\x06change\x12$\n" +
+	"\x0eadded_user_ids\x18\x03 \x03(\tR\faddedUserIds\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\x03R\x05start\x12(\n" +
+	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"H\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
-	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
+	"\bnot_here\x18\x01 \x03(\tR\anotHere\x12\x1a\n" +
+	"\bsessions\x18\x02 \x03(\x05R\bsessions\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
@@ -4817,7 +4929,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -4880,41 +4992,42 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*DeliverRequest)(nil),         // 58: imd.internal.v1.DeliverRequest
 	(*LeaderProof)(nil),            // 59: imd.internal.v1.LeaderProof
 	(*Delivery)(nil),               // 60: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 61: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 62: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 63: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 64: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 65: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),          // 66: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),         // 67: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),          // 68: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),           // 69: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),           // 70: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),            // 71: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),           // 72: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),        // 73: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 74: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 75: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 76: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 77: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 78: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 79: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 80: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 81: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 82: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 83: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 84: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 85: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),  // 86: imd.client.v1.UserPresence
+	(*Audience)(nil),               // 61: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),        // 62: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 63: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 64: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 65: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 66: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 67: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 68: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 69: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 70: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 71: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 72: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 73: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 74: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 75: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 76: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 77: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 78: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 79: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 80: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 81: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 82: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 83: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 84: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 85: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 86: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 87: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	73, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	74, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	74, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	75, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	75, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	76, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -4922,18 +5035,18 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	76, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	77, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	77, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	78, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	79, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	80, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	81, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	82, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	78, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	79, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	80, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	81, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	82, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	83, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	83, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	76, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	84, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	77, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	2,  // 27: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
 	2,  // 28: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
@@ -4941,74 +5054,75 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	52, // 30: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
 	45, // 31: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	56, // 32: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	84, // 33: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	77, // 34: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	85, // 35: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	85, // 33: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	78, // 34: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	86, // 35: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	60, // 36: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	59, // 37: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	60, // 38: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	59, // 39: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	59, // 40: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	68, // 41: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	69, // 42: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	70, // 43: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	59, // 44: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	86, // 45: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 46: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 47: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 48: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 49: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 50: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 51: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 52: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 53: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 54: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	33, // 55: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	35, // 56: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	37, // 57: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	39, // 58: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	41, // 59: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 60: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	46, // 61: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	48, // 62: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	50, // 63: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	53, // 64: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	55, // 65: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	58, // 66: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	62, // 67: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	64, // 68: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	66, // 69: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	71, // 70: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,  // 71: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 72: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 73: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 74: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 75: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 76: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 77: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 78: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 79: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	34, // 80: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	36, // 81: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	38, // 82: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	40, // 83: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	42, // 84: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 85: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	47, // 86: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	49, // 87: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	51, // 88: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	54, // 89: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	57, // 90: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	61, // 91: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	63, // 92: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	65, // 93: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	67, // 94: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	72, // 95: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	71, // [71:96] is the sub-list for method output_type
-	46, // [46:71] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	61, // 39: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	59, // 40: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	59, // 41: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	69, // 42: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	70, // 43: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	71, // 44: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	59, // 45: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	87, // 46: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 47: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 48: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 49: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 50: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 51: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 52: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 53: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 54: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 55: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 56: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 57: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 58: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 59: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	41, // 60: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	43, // 61: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	46, // 62: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	48, // 63: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	50, // 64: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	53, // 65: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	55, // 66: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	58, // 67: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	63, // 68: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	65, // 69: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	67, // 70: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	72, // 71: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,  // 72: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 73: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 74: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 75: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 76: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 77: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 78: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 79: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 80: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 81: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 82: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 83: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 84: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	42, // 85: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	44, // 86: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	47, // 87: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	49, // 88: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	51, // 89: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	54, // 90: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	57, // 91: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	62, // 92: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	64, // 93: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	66, // 94: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	68, // 95: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	73, // 96: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	72, // [72:97] is the sub-list for method output_type
+	47, // [47:72] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5031,7 +5145,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[69].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5043,7 +5157,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   73,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
