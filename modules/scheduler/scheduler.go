@@ -38,6 +38,10 @@ type Messages interface {
 	store.Jobs
 	store.Outbox
 	store.Retention
+	ClaimScheduled(ctx context.Context, p store.Proof, c store.ScheduledClaim) ([]store.Scheduled, error)
+	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
+	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
+	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
@@ -77,6 +81,10 @@ type Deps struct {
 	Tally func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
 	// Kept keeps what was counted of the cluster.
 	Kept *tally.Book
+	// Submitter is the state role, which commits what is sent.
+	Submitter Submitter
+	// StateHome names the node that orders a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -106,6 +114,7 @@ type Scheduler struct {
 	online      atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
 	silentNodes prometheus.Gauge
 	retained    prometheus.Counter
+	schedule    *scheduleMetrics
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -146,7 +155,7 @@ func Spec() module.Spec {
 				Gateway: func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
 				State:   env.Peers.State(),
 				Tally:   env.Peers.Tally, Kept: env.Tally,
-				Settings: env.Settings,
+				Settings: env.Settings, Submitter: env.Peers.State(), StateHome: env.Peers.StateHome,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
 			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
@@ -169,7 +178,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
-	s.presence = newPresenceMetrics(d.Reg)
+	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
 	s.silentNodes = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
 		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
 	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",

@@ -102,6 +102,7 @@ type core struct {
 	receipts  *receipts
 	tails     *tails
 	logins    *logins
+	scheduled *scheduled
 	keys      *cache[string, []store.Key]
 }
 
@@ -145,6 +146,7 @@ func (s *State) Start(ctx context.Context) error {
 		positions: newPositions(st, s.m, s.Log),
 		tails:     newTails(st, s.m),
 		logins:    newLogins(st),
+		scheduled: &scheduled{},
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
 	c.fanout.kept = s.Trace

@@ -74,6 +74,7 @@ type MessageStore interface {
 	Jobs
 	Outbox
 	Retention
+	Schedules
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
