@@ -42,7 +42,7 @@ var printsData = map[string][]string{
 	"imd send":          {"--as", "alice", "--to", "bob", "text"},
 	"imd tail":          {"--as", "alice"},
 	"imd version":       {},
-	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench hot": {}, "imd bench slow": {}, "imd bench repeat": {}, "imd bench fanout": {},
+	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench hot": {}, "imd bench slow": {}, "imd bench presence": {}, "imd bench repeat": {}, "imd bench fanout": {},
 	"imd bench history": {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
 	"imd verify": {"no-such-history"},
 	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},

@@ -76,6 +76,7 @@ func newPresenceMetrics(reg prometheus.Registerer) *presenceMetrics {
 		m.saved.WithLabelValues(r)
 	}
 	reg.MustRegister(m.users, m.sessions, m.watched, m.gateways, m.changes, m.shown, m.superseded, m.saved)
+	m.show(presence.Stats{})
 	return m
 }
 

@@ -97,6 +97,7 @@ type core struct {
 	repeats   *repeats
 	positions *positions
 	receipts  *receipts
+	tails     *tails
 	logins    *logins
 	keys      *cache[string, []store.Key]
 }
@@ -139,6 +140,7 @@ func (s *State) Start(ctx context.Context) error {
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
 		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),
+		tails:     newTails(st, s.m),
 		logins:    newLogins(st),
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
@@ -174,6 +176,7 @@ func (s *State) Run(ctx context.Context) error {
 	wg.Go(func() { c.receipts.run(ctx) })
 	wg.Go(func() { failed = c.ids.Run(ctx) })
 	wg.Wait()
+	c.tails.wait()
 	return failed
 }
 

@@ -3842,7 +3842,10 @@ type Delivery struct {
 	// one. They name no conversation and no sessions, and nothing follows them.
 	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	// W3C trace context of the commit, if spans are made of it; empty = none are.
-	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Instead of session_ids: the members of a group, whose sessions the gateway
+	// finds itself.
+	Audience      *Audience `protobuf:"bytes,11,opt,name=audience,proto3" json:"audience,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3947,17 +3950,111 @@ func (x *Delivery) GetTraceparent() string {
 	return ""
 }
 
+func (x *Delivery) GetAudience() *Audience {
+	if x != nil {
+		return x.Audience
+	}
+	return nil
+}
+
+// Audience is the members of a group who may see the frames of a delivery: those
+// whose start is below the frame's seq. A gateway that has not got their list
+// reads it first; deliveries of the group wait for it, in order.
+type Audience struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the membership after the frames.
+	MemberVersion int64 `protobuf:"varint,1,opt,name=member_version,json=memberVersion,proto3" json:"member_version,omitempty"`
+	// The first frame is about a change of the membership: it makes a list of the
+	// version before one of member_version.
+	Change bool `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
+	// Who are members by it, with their start.
+	AddedUserIds []string `protobuf:"bytes,3,rep,name=added_user_ids,json=addedUserIds,proto3" json:"added_user_ids,omitempty"`
+	Start        int64    `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"`
+	// Who are no members any more. They get the first frame.
+	RemovedUserIds []string `protobuf:"bytes,5,rep,name=removed_user_ids,json=removedUserIds,proto3" json:"removed_user_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Audience) Reset() {
+	*x = Audience{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audience) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audience) ProtoMessage() {}
+
+func (x *Audience) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audience.ProtoReflect.Descriptor instead.
+func (*Audience) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *Audience) GetMemberVersion() int64 {
+	if x != nil {
+		return x.MemberVersion
+	}
+	return 0
+}
+
+func (x *Audience) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Audience) GetAddedUserIds() []string {
+	if x != nil {
+		return x.AddedUserIds
+	}
+	return nil
+}
+
+func (x *Audience) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *Audience) GetRemovedUserIds() []string {
+	if x != nil {
+		return x.RemovedUserIds
+	}
+	return nil
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NotHere       []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	// To how many sessions each delivery went, in order; 0 for those that wait for
+	// the list of their group.
+	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3969,7 +4066,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3982,12 +4079,19 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
 	if x != nil {
 		return x.NotHere
+	}
+	return nil
+}
+
+func (x *DeliverResponse) GetSessions() []int32 {
+	if x != nil {
+		return x.Sessions
 	}
 	return nil
 }
@@ -4010,7 +4114,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4126,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4139,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -4083,7 +4187,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4199,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4212,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -4128,7 +4232,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4140,7 +4244,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4153,7 +4257,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -4173,7 +4277,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4185,7 +4289,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4198,7 +4302,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -4224,7 +4328,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4340,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4353,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4299,7 +4403,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4415,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4428,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4385,7 +4489,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4397,7 +4501,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4410,7 +4514,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4502,7 +4606,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4514,7 +4618,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4527,7 +4631,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4579,7 +4683,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +4695,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +4708,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4649,7 +4753,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4661,7 +4765,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4674,7 +4778,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4707,7 +4811,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +4823,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +4836,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -4982,7 +5086,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xd2\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x89\x03\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -4995,9 +5099,17 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	" \x01(\bR\arelaxed\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
 	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
-	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\x125\n" +
+	"\baudience\x18\v \x01(\v2\x19.imd.internal.v1.AudienceR\baudience\"\xaf\x01\n" +
+	"\bAudience\x12%\n" +
+	"\x0emember_version\x18\x01 \x01(\x03R\rmemberVersion\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\bR\x06change\x12$\n" +
+	"\x0eadded_user_ids\x18\x03 \x03(\tR\faddedUserIds\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\x03R\x05start\x12(\n" +
+	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"H\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
-	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
+	"\bnot_here\x18\x01 \x03(\tR\anotHere\x12\x1a\n" +
+	"\bsessions\x18\x02 \x03(\x05R\bsessions\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
@@ -5093,7 +5205,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -5161,41 +5273,42 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*DeliverRequest)(nil),         // 63: imd.internal.v1.DeliverRequest
 	(*LeaderProof)(nil),            // 64: imd.internal.v1.LeaderProof
 	(*Delivery)(nil),               // 65: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 66: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 67: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 68: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 69: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 70: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),          // 71: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),         // 72: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),          // 73: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),           // 74: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),           // 75: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),            // 76: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),           // 77: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),        // 78: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 79: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 80: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 81: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 82: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 83: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 84: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 85: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 86: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 87: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 88: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 89: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 90: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),  // 91: imd.client.v1.UserPresence
+	(*Audience)(nil),               // 66: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),        // 67: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 68: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 69: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 70: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 71: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 72: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 73: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 74: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 75: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 76: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 77: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 78: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 79: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 80: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 81: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 82: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 83: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 84: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 85: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 86: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 87: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 88: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 89: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 90: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 91: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 92: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	78, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	79, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	79, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	80, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	80, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	81, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -5203,18 +5316,18 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	81, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	82, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	82, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	83, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	84, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	85, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	86, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	87, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	83, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	84, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	85, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	86, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	87, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	88, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	88, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	81, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	89, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	82, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
 	43, // 27: imd.internal.v1.MutesResponse.mutes:type_name -> imd.internal.v1.Mute
 	2,  // 28: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
@@ -5223,78 +5336,79 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	57, // 31: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
 	50, // 32: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	61, // 33: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	89, // 34: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	82, // 35: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	90, // 36: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	90, // 34: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	83, // 35: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	91, // 36: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	65, // 37: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	64, // 38: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	65, // 39: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	64, // 40: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	64, // 41: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	73, // 42: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	74, // 43: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	75, // 44: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	64, // 45: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	91, // 46: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 47: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 48: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 49: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 50: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 51: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 52: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 53: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 54: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 55: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	33, // 56: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	35, // 57: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	37, // 58: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	39, // 59: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
-	41, // 60: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
-	44, // 61: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	46, // 62: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	48, // 63: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	51, // 64: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	53, // 65: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	55, // 66: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	58, // 67: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	60, // 68: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	63, // 69: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	67, // 70: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	69, // 71: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	71, // 72: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	76, // 73: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,  // 74: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 75: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 76: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 77: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 78: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 79: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 80: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 81: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 82: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	34, // 83: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	36, // 84: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	38, // 85: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	40, // 86: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
-	42, // 87: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
-	45, // 88: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	47, // 89: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	49, // 90: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	52, // 91: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	54, // 92: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	56, // 93: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	59, // 94: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	62, // 95: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	66, // 96: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	68, // 97: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	70, // 98: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	72, // 99: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	77, // 100: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	74, // [74:101] is the sub-list for method output_type
-	47, // [47:74] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	66, // 40: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	64, // 41: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	64, // 42: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	74, // 43: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	75, // 44: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	76, // 45: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	64, // 46: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	92, // 47: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 48: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 49: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 50: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 51: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 52: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23, // 53: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26, // 54: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29, // 55: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31, // 56: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	33, // 57: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	35, // 58: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	37, // 59: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	39, // 60: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
+	41, // 61: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
+	44, // 62: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	46, // 63: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	48, // 64: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	51, // 65: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	53, // 66: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	55, // 67: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	58, // 68: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	60, // 69: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	63, // 70: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	68, // 71: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	70, // 72: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	72, // 73: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	77, // 74: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,  // 75: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 76: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 77: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 78: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 79: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24, // 80: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27, // 81: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30, // 82: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32, // 83: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	34, // 84: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	36, // 85: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	38, // 86: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	40, // 87: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
+	42, // 88: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
+	45, // 89: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	47, // 90: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	49, // 91: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	52, // 92: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	54, // 93: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	56, // 94: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	59, // 95: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	62, // 96: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	67, // 97: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	69, // 98: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	71, // 99: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	73, // 100: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	78, // 101: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	75, // [75:102] is the sub-list for method output_type
+	48, // [48:75] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5317,7 +5431,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[73].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[74].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5329,7 +5443,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   78,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
