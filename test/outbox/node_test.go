@@ -108,7 +108,7 @@ func TestOnAWholeNode(t *testing.T) {
 	if data, err := imd(t, n, "replay", "shop", "--since", "1h"); err != nil || data["after"] != "0" {
 		t.Errorf("replay: %v, %v", data, err)
 	}
-	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"replay", "shop"}, {"remove", "nobody"}} {
+	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"dead", "nobody"}, {"replay", "shop"}, {"remove", "nobody"}} {
 		if _, err := imd(t, n, bad...); err == nil {
 			t.Errorf("%v works", bad)
 		}
