@@ -86,6 +86,7 @@ func TestTwoGateways(t *testing.T) {
 		testenv.MustPost(t, first.URL(), "imd.v1.TokenService/Revoke", strings.TrimSpace(key), map[string]any{"userId": "eve", "loginId": string(login)})
 		ends(t, now, "revoked")
 	})
+	t.Run("presence", func(t *testing.T) { presenceIsRight(t, n) })
 }
 
 // removedWhileAllWrite removes a member of a large group, with sessions on both
