@@ -143,6 +143,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 		fl.IntVar(&o.Conversations, "conversations", 0, "groups of 20 that each user is in before it connects")
 	}
 	if in("fanout") {
+		fl.IntVar(&o.Members, "members", 0, "members of the group, of whom those beyond --users never connect (default: no others)")
 		fl.BoolVar(&o.Whole, "whole", false, "send the next message when all members have the last one")
 	}
 	if in("history") {

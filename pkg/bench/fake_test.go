@@ -309,9 +309,9 @@ func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
 	rate := 0.0
 	if scenario == "hot" || scenario == "slow" {
-		rate = 100
+		rate = 40
 	}
-	return Options{Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
+	return Options{least: 1, Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
 		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4, Pairs: 1, Flaps: 2, Within: 40 * time.Millisecond,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {

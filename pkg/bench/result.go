@@ -187,6 +187,9 @@ func (o *Options) told() map[string]any {
 	if o.Whole {
 		set("whole", true, "fanout")
 	}
+	if o.Members > 0 {
+		set("members", o.Members, "fanout")
+	}
 	if o.Reader != "" {
 		set("reader", o.Reader, "history", "sync")
 		set("conversation", o.Conversation, "history")

@@ -54,6 +54,7 @@ type Options struct {
 	Flaps         int           // presence: how often the user who is watched comes and goes in a round
 	Within        time.Duration // presence: the time for that
 	Senders       int           // hot: devices that write into the hot conversation
+	Members       int           // fanout: of the group, connected or not; below Users = Users
 	Whole         bool          // fanout: a message has ended when all members have it, and the next one leaves then
 	// Reader is a user that exists: history and sync read what it has in place of
 	// what they write themselves. Empty = none.
@@ -67,6 +68,8 @@ type Options struct {
 	// Returned is called, beside the run and at most once a second, when devices
 	// are back after a loss: the server may be another process now. nil = not.
 	Returned func(ctx context.Context)
+
+	least int64 // operations that the measured part has at least, for short runs on a busy machine
 }
 
 // Progress is how far a run is.
@@ -443,6 +446,9 @@ func (r *runner) measure() error {
 	}
 	r.begin()
 	_, err := r.wait("measure", r.o.Duration, func() bool { return false })
+	if err == nil && r.ops < r.o.least {
+		_, err = r.wait("measure", r.o.Settle, func() bool { return r.ops >= r.o.least })
+	}
 	r.finish()
 	return errors.Join(err, r.settle())
 }
