@@ -80,9 +80,12 @@ type Pushes interface {
 	// Badges counts the unread entries of users in all conversations that they have
 	// not muted, up to MaxUnread. Users without any are missing.
 	Badges(ctx context.Context, users []im.UserID) (map[im.UserID]int, error)
-	// SetMute keeps pushes of a conversation away from a member until a time; a
-	// time that is past, or zero, lifts it. Errors: not_member.
+	// SetMute keeps pushes of a conversation away from a member until a time, those
+	// that are due among them; a time that is past, or zero, lifts it. What the user
+	// was told before is still withdrawn when it is read. Errors: not_member.
 	SetMute(ctx context.Context, conv im.ConversationID, user im.UserID, until time.Time) error
+	// Mutes lists what a user has muted now, by conversation, behind one.
+	Mutes(ctx context.Context, user im.UserID, after im.ConversationID, limit int) ([]Mute, error)
 }
 
 // OutboxState is how far the outbox is.
@@ -187,8 +190,10 @@ type Push struct {
 
 // PushResult is what became of a push that DuePushes has listed.
 type PushResult struct {
-	Push            // as it was listed
-	Next  PushState // PushSent, PushGivenUp, or the same state as before: it stays due
-	Again time.Time // with the same state: when
-	Gone  bool      // the row is not needed any more
+	Push           // as it was listed
+	Next PushState // PushSent, PushGivenUp, or the same state as before: it stays due
+	// Again is when to try again, with the same state; or, with PushSent, before when
+	// a newer message of the conversation is not told.
+	Again time.Time
+	Gone  bool // the row is not needed any more
 }

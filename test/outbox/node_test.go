@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/testenv"
+	sdk "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -30,6 +31,29 @@ func imd(t *testing.T, n *testenv.Node, args ...string) (map[string]any, error) 
 		}
 	}
 	return data, err
+}
+
+// mutes has a user mute the conversation with ann, and go.
+func mutes(t *testing.T, n *testenv.Node, user string) {
+	t.Helper()
+	ann := testenv.Login(t, n.URL(), protocol.JSON, n.Token("ann"), "d2")
+	defer ann.Close()
+	c, err := sdk.Connect(t.Context(), n.URL(), sdk.Options{Token: n.Token(user)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ann.MustSend(testenv.ToUser(user, "hello"))
+	conv := protocol.DirectID("ann", user)
+	if err := c.API().Mute(t.Context(), conv, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.API().Mutes(t.Context()); err != nil || len(list) != 1 || !list[conv].IsZero() {
+		t.Errorf("mutes: %v, %v", list, err)
+	}
+	if err := c.API().Mute(t.Context(), protocol.DirectID("eve", "ann"), time.Time{}); err == nil {
+		t.Error("who is no member mutes")
+	}
 }
 
 // A node that is configured for it tells receivers and notifies users, and the
@@ -86,7 +110,7 @@ func TestOnAWholeNode(t *testing.T) {
 	if data, err := imd(t, n, "replay", "shop", "--since", "1h"); err != nil || data["after"] != "0" {
 		t.Errorf("replay: %v, %v", data, err)
 	}
-	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"replay", "shop"}, {"remove", "nobody"}} {
+	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"dead", "nobody"}, {"replay", "shop"}, {"remove", "nobody"}} {
 		if _, err := imd(t, n, bad...); err == nil {
 			t.Errorf("%v works", bad)
 		}
@@ -96,6 +120,14 @@ func TestOnAWholeNode(t *testing.T) {
 	}
 	if r := row(); r["url"] != hooks.srv.URL+"/hook" || r["dead"] != 0.0 {
 		t.Errorf("row: %v", r)
+	}
+	mutes(t, n, "dan")
+	ann.MustSend(testenv.ToUser("dan", "muted"))
+	ann.MustSend(testenv.ToUser("eve", "not muted"))
+	for i, one := range pushes.wait(2) {
+		if one.UserID != []string{"bob", "eve"}[i] {
+			t.Errorf("notice %d: %+v", i, one)
+		}
 	}
 	if _, err := imd(t, n, "remove", "offline/now"); err != nil {
 		t.Errorf("remove: %v", err)

@@ -107,6 +107,8 @@ func TestMessages(t *testing.T, d Messages) {
 		{"who has not received is known", pushesUnacked},
 		{"pushes collapse, and are withdrawn when read", pushRows},
 		{"reading is faster than telling", pushReadMeanwhile},
+		{"a notice takes the place of one that was told", pushNewer},
+		{"muted conversations are not told of", pushMuted},
 		{"badges count what is unread", badges},
 		{"rows of jobs are kept, and a leader that was followed writes none", jobRows},
 		{"what is old goes from everyone's sight", retention},
