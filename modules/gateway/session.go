@@ -69,6 +69,7 @@ type session struct {
 	bucket  rate.Bucket
 	over    overload
 	pending bool // counted as not authenticated
+	resumed bool // it has asked what it missed
 
 	// Set by the reader before the session is registered; read only after.
 	user      im.UserID

@@ -45,7 +45,7 @@ func TestPlans(t *testing.T) {
 		"stay": sqlStay, "log": sqlLog, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "stays": sqlStays, "seen": sqlSeen, "pages": sqlPages,
 		"heads": sqlHeads, "group": sqlGroup, "members": sqlMembers, "positions": sqlPositions, "clear": sqlClear, "by key": sqlByKey,
 		"creation": sqlCreation, "lock": sqlLock, "members of": sqlMembersOf, "owners": sqlOwners, "user": sqlUser, "users": sqlUsers,
-		"revocations": sqlRevocations, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "events at": sqlEventsAt,
+		"revocations": sqlRevocations, "callers": sqlCallers, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "events at": sqlEventsAt,
 		"dead letters": sqlDeadLetters, "unacked": sqlUnacked, "due pushes": sqlDuePushes, "badge stays": sqlBadgeStays, "flush": sqlFlush,
 	} {
 		n := 0

@@ -88,14 +88,23 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 // scanStay reads stayColumns.
 func scanStay(scan func(...any) error, s *stay) error {
 	var earlier []byte
-	v := &s.View
-	err := scan(&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
-		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.Count, &s.MemberVersion)
-	if err != nil {
+	if err := scan(s.columns(&earlier)...); err != nil {
 		return err
 	}
-	v.Log = s.Head
-	v.Earlier, err = rules.DecodeStretches(earlier)
+	return s.scanned(earlier)
+}
+
+// columns are the places for stayColumns.
+func (s *stay) columns(earlier *[]byte) []any {
+	v := &s.View
+	return []any{&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, earlier, &v.Cleared, &s.Delivered, &s.Read,
+		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.Count, &s.MemberVersion}
+}
+
+// scanned completes what columns were filled.
+func (s *stay) scanned(earlier []byte) (err error) {
+	s.View.Log = s.Head
+	s.View.Earlier, err = rules.DecodeStretches(earlier)
 	return err
 }
 

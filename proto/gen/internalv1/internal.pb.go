@@ -1351,6 +1351,149 @@ func (x *SyncResponse) GetResult() *clientv1.SyncResult {
 	return nil
 }
 
+// SyncManyRequest asks for a page for each of many users.
+type SyncManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*SyncRequest         `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncManyRequest) Reset() {
+	*x = SyncManyRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncManyRequest) ProtoMessage() {}
+
+func (x *SyncManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncManyRequest.ProtoReflect.Descriptor instead.
+func (*SyncManyRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SyncManyRequest) GetRequests() []*SyncRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// SyncManyResponse has an answer for each request, in their order.
+type SyncManyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*SyncAnswer          `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncManyResponse) Reset() {
+	*x = SyncManyResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncManyResponse) ProtoMessage() {}
+
+func (x *SyncManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncManyResponse.ProtoReflect.Descriptor instead.
+func (*SyncManyResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SyncManyResponse) GetAnswers() []*SyncAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// SyncAnswer is a page, or why there is none.
+type SyncAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Result        *clientv1.SyncResult   `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	Error         *clientv1.Error        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncAnswer) Reset() {
+	*x = SyncAnswer{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncAnswer) ProtoMessage() {}
+
+func (x *SyncAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncAnswer.ProtoReflect.Descriptor instead.
+func (*SyncAnswer) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SyncAnswer) GetResult() *clientv1.SyncResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *SyncAnswer) GetError() *clientv1.Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // HistoryRequest asks for one page of entries.
 type HistoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1367,7 +1510,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1522,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1535,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HistoryRequest) GetUserId() string {
@@ -1433,7 +1576,7 @@ type HistoryResponse struct {
 
 func (x *HistoryResponse) Reset() {
 	*x = HistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1588,7 @@ func (x *HistoryResponse) String() string {
 func (*HistoryResponse) ProtoMessage() {}
 
 func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1601,7 @@ func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
 func (*HistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HistoryResponse) GetResult() *clientv1.HistoryResult {
@@ -1484,7 +1627,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1639,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1652,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MembersRequest) GetConversationId() string {
@@ -1555,7 +1698,7 @@ type MembersResponse struct {
 
 func (x *MembersResponse) Reset() {
 	*x = MembersResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1710,7 @@ func (x *MembersResponse) String() string {
 func (*MembersResponse) ProtoMessage() {}
 
 func (x *MembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1723,7 @@ func (x *MembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
 func (*MembersResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MembersResponse) GetMembers() []*Member {
@@ -1633,7 +1776,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1788,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1801,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetUserId() string {
@@ -1709,7 +1852,7 @@ type HeadsRequest struct {
 
 func (x *HeadsRequest) Reset() {
 	*x = HeadsRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1864,7 @@ func (x *HeadsRequest) String() string {
 func (*HeadsRequest) ProtoMessage() {}
 
 func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1877,7 @@ func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsRequest.ProtoReflect.Descriptor instead.
 func (*HeadsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HeadsRequest) GetUserIds() []string {
@@ -1765,7 +1908,7 @@ type HeadsResponse struct {
 
 func (x *HeadsResponse) Reset() {
 	*x = HeadsResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1920,7 @@ func (x *HeadsResponse) String() string {
 func (*HeadsResponse) ProtoMessage() {}
 
 func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1933,7 @@ func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsResponse.ProtoReflect.Descriptor instead.
 func (*HeadsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeadsResponse) GetHeads() []*UserHead {
@@ -1826,7 +1969,7 @@ type UserHead struct {
 
 func (x *UserHead) Reset() {
 	*x = UserHead{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1981,7 @@ func (x *UserHead) String() string {
 func (*UserHead) ProtoMessage() {}
 
 func (x *UserHead) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1994,7 @@ func (x *UserHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserHead.ProtoReflect.Descriptor instead.
 func (*UserHead) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UserHead) GetUserId() string {
@@ -1887,7 +2030,7 @@ type ClearHistoryRequest struct {
 
 func (x *ClearHistoryRequest) Reset() {
 	*x = ClearHistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2042,7 @@ func (x *ClearHistoryRequest) String() string {
 func (*ClearHistoryRequest) ProtoMessage() {}
 
 func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2055,7 @@ func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ClearHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ClearHistoryRequest) GetConversationId() string {
@@ -1946,7 +2089,7 @@ type ClearHistoryResponse struct {
 
 func (x *ClearHistoryResponse) Reset() {
 	*x = ClearHistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2101,7 @@ func (x *ClearHistoryResponse) String() string {
 func (*ClearHistoryResponse) ProtoMessage() {}
 
 func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2114,7 @@ func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ClearHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClearHistoryResponse) GetStart() int64 {
@@ -1990,7 +2133,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2145,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2158,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
 }
 
 // HealthResponse is empty: every lane answered.
@@ -2028,7 +2171,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2183,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2196,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HealthResponse) GetDataEpoch() string {
@@ -2073,7 +2216,7 @@ type UserRequest struct {
 
 func (x *UserRequest) Reset() {
 	*x = UserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2228,7 @@ func (x *UserRequest) String() string {
 func (*UserRequest) ProtoMessage() {}
 
 func (x *UserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2241,7 @@ func (x *UserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRequest.ProtoReflect.Descriptor instead.
 func (*UserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UserRequest) GetUserId() string {
@@ -2120,7 +2263,7 @@ type UserResponse struct {
 
 func (x *UserResponse) Reset() {
 	*x = UserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2275,7 @@ func (x *UserResponse) String() string {
 func (*UserResponse) ProtoMessage() {}
 
 func (x *UserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2288,7 @@ func (x *UserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserResponse.ProtoReflect.Descriptor instead.
 func (*UserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UserResponse) GetUserId() string {
@@ -2180,7 +2323,7 @@ type SetUserRequest struct {
 
 func (x *SetUserRequest) Reset() {
 	*x = SetUserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2335,7 @@ func (x *SetUserRequest) String() string {
 func (*SetUserRequest) ProtoMessage() {}
 
 func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2348,7 @@ func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserRequest.ProtoReflect.Descriptor instead.
 func (*SetUserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetUserRequest) GetUserId() string {
@@ -2231,7 +2374,7 @@ type SetUserResponse struct {
 
 func (x *SetUserResponse) Reset() {
 	*x = SetUserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2386,7 @@ func (x *SetUserResponse) String() string {
 func (*SetUserResponse) ProtoMessage() {}
 
 func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2399,7 @@ func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserResponse.ProtoReflect.Descriptor instead.
 func (*SetUserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
 }
 
 // SetBlockRequest sets or lifts a block.
@@ -2273,7 +2416,7 @@ type SetBlockRequest struct {
 
 func (x *SetBlockRequest) Reset() {
 	*x = SetBlockRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2428,7 @@ func (x *SetBlockRequest) String() string {
 func (*SetBlockRequest) ProtoMessage() {}
 
 func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2441,7 @@ func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockRequest.ProtoReflect.Descriptor instead.
 func (*SetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetBlockRequest) GetUserId() string {
@@ -2331,7 +2474,7 @@ type SetBlockResponse struct {
 
 func (x *SetBlockResponse) Reset() {
 	*x = SetBlockResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2486,7 @@ func (x *SetBlockResponse) String() string {
 func (*SetBlockResponse) ProtoMessage() {}
 
 func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2499,7 @@ func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockResponse.ProtoReflect.Descriptor instead.
 func (*SetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
 }
 
 // AdmitRequest describes a login that wants a session.
@@ -2371,7 +2514,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2526,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2539,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -2432,7 +2575,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2587,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2600,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -2472,6 +2615,149 @@ func (x *AdmitResponse) GetDataEpoch() string {
 		return x.DataEpoch
 	}
 	return ""
+}
+
+// AdmitManyRequest describes logins that want sessions.
+type AdmitManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*AdmitRequest        `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitManyRequest) Reset() {
+	*x = AdmitManyRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitManyRequest) ProtoMessage() {}
+
+func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitManyRequest.ProtoReflect.Descriptor instead.
+func (*AdmitManyRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AdmitManyRequest) GetRequests() []*AdmitRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// AdmitManyResponse has an answer for each request, in their order.
+type AdmitManyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*AdmitAnswer         `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitManyResponse) Reset() {
+	*x = AdmitManyResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitManyResponse) ProtoMessage() {}
+
+func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitManyResponse.ProtoReflect.Descriptor instead.
+func (*AdmitManyResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *AdmitManyResponse) GetAnswers() []*AdmitAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// AdmitAnswer says whether a login may begin a session, or why that is not known.
+type AdmitAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Response      *AdmitResponse         `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Error         *clientv1.Error        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitAnswer) Reset() {
+	*x = AdmitAnswer{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitAnswer) ProtoMessage() {}
+
+func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitAnswer.ProtoReflect.Descriptor instead.
+func (*AdmitAnswer) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *AdmitAnswer) GetResponse() *AdmitResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *AdmitAnswer) GetError() *clientv1.Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
 }
 
 // RevokeRequest ends logins.
@@ -2490,7 +2776,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2788,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2801,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -2555,7 +2841,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2853,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2866,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
 }
 
 // ProveRequest says which sessions a claim displaced.
@@ -2602,7 +2888,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2900,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2913,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ProveRequest) GetUserId() string {
@@ -2670,7 +2956,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2968,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2981,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ProveResponse) GetRouteEpoch() uint64 {
@@ -2721,7 +3007,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +3019,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +3032,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -2801,7 +3087,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +3099,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +3112,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -2845,7 +3131,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +3143,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +3156,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 // VisibleRequest asks whom a user may see.
@@ -2886,7 +3172,7 @@ type VisibleRequest struct {
 
 func (x *VisibleRequest) Reset() {
 	*x = VisibleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +3184,7 @@ func (x *VisibleRequest) String() string {
 func (*VisibleRequest) ProtoMessage() {}
 
 func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3197,7 @@ func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
 func (*VisibleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VisibleRequest) GetUserId() string {
@@ -2939,7 +3225,7 @@ type VisibleResponse struct {
 
 func (x *VisibleResponse) Reset() {
 	*x = VisibleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3237,7 @@ func (x *VisibleResponse) String() string {
 func (*VisibleResponse) ProtoMessage() {}
 
 func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3250,7 @@ func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
 func (*VisibleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VisibleResponse) GetUserIds() []string {
@@ -2984,7 +3270,7 @@ type LastSeenRequest struct {
 
 func (x *LastSeenRequest) Reset() {
 	*x = LastSeenRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3282,7 @@ func (x *LastSeenRequest) String() string {
 func (*LastSeenRequest) ProtoMessage() {}
 
 func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3295,7 @@ func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
 func (*LastSeenRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LastSeenRequest) GetUserIds() []string {
@@ -3029,7 +3315,7 @@ type LastSeenResponse struct {
 
 func (x *LastSeenResponse) Reset() {
 	*x = LastSeenResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3327,7 @@ func (x *LastSeenResponse) String() string {
 func (*LastSeenResponse) ProtoMessage() {}
 
 func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3340,7 @@ func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
 func (*LastSeenResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LastSeenResponse) GetUsers() []*LastSeen {
@@ -3075,7 +3361,7 @@ type LastSeen struct {
 
 func (x *LastSeen) Reset() {
 	*x = LastSeen{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3087,7 +3373,7 @@ func (x *LastSeen) String() string {
 func (*LastSeen) ProtoMessage() {}
 
 func (x *LastSeen) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3100,7 +3386,7 @@ func (x *LastSeen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
 func (*LastSeen) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LastSeen) GetUserId() string {
@@ -3128,7 +3414,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3426,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3439,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -3173,7 +3459,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3471,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3484,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -3218,7 +3504,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3516,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3529,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3281,7 +3567,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3579,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3592,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -3423,7 +3709,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3721,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3734,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3463,7 +3749,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3475,7 +3761,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3488,7 +3774,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3518,7 +3804,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3816,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3829,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3589,7 +3875,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3601,7 +3887,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3614,7 +3900,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3697,7 +3983,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3995,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +4008,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -3750,7 +4036,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +4048,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +4061,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -3823,7 +4109,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +4121,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +4134,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -3868,7 +4154,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +4166,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +4179,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -3913,7 +4199,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4211,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4224,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -3964,7 +4250,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4262,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4275,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4039,7 +4325,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4337,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4350,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4125,7 +4411,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4423,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4436,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4242,7 +4528,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4540,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4553,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4319,7 +4605,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4617,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4630,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4389,7 +4675,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4687,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4700,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4447,7 +4733,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4745,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4758,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -4570,7 +4856,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\tmax_bytes\x18\x05 \x01(\x05R\bmaxBytes\x12\x12\n" +
 	"\x04json\x18\x06 \x01(\bR\x04json\"A\n" +
 	"\fSyncResponse\x121\n" +
-	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\"\x8c\x01\n" +
+	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\"K\n" +
+	"\x0fSyncManyRequest\x128\n" +
+	"\brequests\x18\x01 \x03(\v2\x1c.imd.internal.v1.SyncRequestR\brequests\"I\n" +
+	"\x10SyncManyResponse\x125\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1b.imd.internal.v1.SyncAnswerR\aanswers\"k\n" +
+	"\n" +
+	"SyncAnswer\x121\n" +
+	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"\x8c\x01\n" +
 	"\x0eHistoryRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x120\n" +
 	"\ahistory\x18\x02 \x01(\v2\x16.imd.client.v1.HistoryR\ahistory\x12\x1b\n" +
@@ -4640,7 +4934,14 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\rAdmitResponse\x12%\n" +
 	"\x0erefused_reason\x18\x01 \x01(\tR\rrefusedReason\x12\x1d\n" +
 	"\n" +
-	"data_epoch\x18\x02 \x01(\tR\tdataEpoch\"v\n" +
+	"data_epoch\x18\x02 \x01(\tR\tdataEpoch\"M\n" +
+	"\x10AdmitManyRequest\x129\n" +
+	"\brequests\x18\x01 \x03(\v2\x1d.imd.internal.v1.AdmitRequestR\brequests\"K\n" +
+	"\x11AdmitManyResponse\x126\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1c.imd.internal.v1.AdmitAnswerR\aanswers\"u\n" +
+	"\vAdmitAnswer\x12:\n" +
+	"\bresponse\x18\x01 \x01(\v2\x1e.imd.internal.v1.AdmitResponseR\bresponse\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"v\n" +
 	"\rRevokeRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
@@ -4774,22 +5075,24 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
 	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
 	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
-	"\fShowResponse2\xc1\x06\n" +
+	"\fShowResponse2\xa1\a\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
 	"\x04Mark\x12\x1c.imd.internal.v1.MarkRequest\x1a\x1d.imd.internal.v1.MarkResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
-	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12[\n" +
+	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12^\n" +
+	"\bSyncMany\x12 .imd.internal.v1.SyncManyRequest\x1a!.imd.internal.v1.SyncManyResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12[\n" +
 	"\aHistory\x12\x1f.imd.internal.v1.HistoryRequest\x1a .imd.internal.v1.HistoryResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x02\x90\x02\x01\x12[\n" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
 	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\x96\a\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xf9\a\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
 	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
-	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
+	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12a\n" +
+	"\tAdmitMany\x12!.imd.internal.v1.AdmitManyRequest\x1a\".imd.internal.v1.AdmitManyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
@@ -4817,7 +5120,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                    // 1: imd.internal.v1.Run
@@ -4840,81 +5143,87 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*MarkResult)(nil),             // 18: imd.internal.v1.MarkResult
 	(*SyncRequest)(nil),            // 19: imd.internal.v1.SyncRequest
 	(*SyncResponse)(nil),           // 20: imd.internal.v1.SyncResponse
-	(*HistoryRequest)(nil),         // 21: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),        // 22: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),         // 23: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),        // 24: imd.internal.v1.MembersResponse
-	(*Member)(nil),                 // 25: imd.internal.v1.Member
-	(*HeadsRequest)(nil),           // 26: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),          // 27: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),               // 28: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),    // 29: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),   // 30: imd.internal.v1.ClearHistoryResponse
-	(*HealthRequest)(nil),          // 31: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),         // 32: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),            // 33: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),           // 34: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),         // 35: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),        // 36: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),        // 37: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),       // 38: imd.internal.v1.SetBlockResponse
-	(*AdmitRequest)(nil),           // 39: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),          // 40: imd.internal.v1.AdmitResponse
-	(*RevokeRequest)(nil),          // 41: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 42: imd.internal.v1.RevokeResponse
-	(*ProveRequest)(nil),           // 43: imd.internal.v1.ProveRequest
-	(*ProveResponse)(nil),          // 44: imd.internal.v1.ProveResponse
-	(*ApiKey)(nil),                 // 45: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),          // 46: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),         // 47: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),         // 48: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),        // 49: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),        // 50: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),       // 51: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),               // 52: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),            // 53: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 54: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 55: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 56: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 57: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 58: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 59: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 60: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 61: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 62: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 63: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 64: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 65: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),          // 66: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),         // 67: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),          // 68: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),           // 69: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),           // 70: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),            // 71: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),           // 72: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),        // 73: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 74: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 75: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 76: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 77: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 78: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 79: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 80: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 81: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 82: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 83: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 84: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 85: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),  // 86: imd.client.v1.UserPresence
+	(*SyncManyRequest)(nil),        // 21: imd.internal.v1.SyncManyRequest
+	(*SyncManyResponse)(nil),       // 22: imd.internal.v1.SyncManyResponse
+	(*SyncAnswer)(nil),             // 23: imd.internal.v1.SyncAnswer
+	(*HistoryRequest)(nil),         // 24: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),        // 25: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),         // 26: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),        // 27: imd.internal.v1.MembersResponse
+	(*Member)(nil),                 // 28: imd.internal.v1.Member
+	(*HeadsRequest)(nil),           // 29: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),          // 30: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),               // 31: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),    // 32: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),   // 33: imd.internal.v1.ClearHistoryResponse
+	(*HealthRequest)(nil),          // 34: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),         // 35: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),            // 36: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),           // 37: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),         // 38: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),        // 39: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),        // 40: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),       // 41: imd.internal.v1.SetBlockResponse
+	(*AdmitRequest)(nil),           // 42: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),          // 43: imd.internal.v1.AdmitResponse
+	(*AdmitManyRequest)(nil),       // 44: imd.internal.v1.AdmitManyRequest
+	(*AdmitManyResponse)(nil),      // 45: imd.internal.v1.AdmitManyResponse
+	(*AdmitAnswer)(nil),            // 46: imd.internal.v1.AdmitAnswer
+	(*RevokeRequest)(nil),          // 47: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 48: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),           // 49: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),          // 50: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                 // 51: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),          // 52: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),         // 53: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),         // 54: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),        // 55: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),        // 56: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),       // 57: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),               // 58: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),            // 59: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),           // 60: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),          // 61: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),             // 62: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),         // 63: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),         // 64: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),            // 65: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),               // 66: imd.internal.v1.Delivery
+	(*DeliverResponse)(nil),        // 67: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),            // 68: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),           // 69: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),           // 70: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),          // 71: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),          // 72: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),         // 73: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),          // 74: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),           // 75: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),           // 76: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),            // 77: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),           // 78: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),        // 79: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),       // 80: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),       // 81: imd.client.v1.SendAck
+	(clientv1.Role)(0),             // 82: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),       // 83: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),         // 84: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),        // 85: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),    // 86: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),       // 87: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil), // 88: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0), // 89: imd.client.v1.ConversationKind
+	(*clientv1.Entry)(nil),         // 90: imd.client.v1.Entry
+	(*clientv1.Head)(nil),          // 91: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),  // 92: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	73, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	74, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	79, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	80, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	75, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	81, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -4922,93 +5231,105 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	76, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	82, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	77, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	78, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	79, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	80, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	81, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	82, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
-	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	83, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	76, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
-	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	2,  // 27: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
-	2,  // 28: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
-	45, // 29: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	52, // 30: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
-	45, // 31: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	56, // 32: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	84, // 33: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	77, // 34: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	85, // 35: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	60, // 36: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	59, // 37: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	60, // 38: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	59, // 39: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	59, // 40: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	68, // 41: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	69, // 42: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	70, // 43: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	59, // 44: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	86, // 45: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 46: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 47: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 48: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 49: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 50: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 51: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 52: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 53: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 54: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	33, // 55: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	35, // 56: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	37, // 57: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	39, // 58: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	41, // 59: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	43, // 60: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	46, // 61: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	48, // 62: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	50, // 63: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	53, // 64: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	55, // 65: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	58, // 66: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	62, // 67: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	64, // 68: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	66, // 69: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	71, // 70: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,  // 71: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 72: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 73: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 74: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 75: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 76: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 77: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 78: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 79: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	34, // 80: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	36, // 81: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	38, // 82: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	40, // 83: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	42, // 84: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	44, // 85: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	47, // 86: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	49, // 87: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	51, // 88: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	54, // 89: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	57, // 90: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	61, // 91: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	63, // 92: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	65, // 93: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	67, // 94: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	72, // 95: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	71, // [71:96] is the sub-list for method output_type
-	46, // [46:71] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	83, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	84, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	85, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	86, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	19, // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
+	23, // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
+	86, // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
+	84, // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
+	87, // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	88, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	28, // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
+	89, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	82, // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	31, // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
+	42, // 31: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
+	46, // 32: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
+	43, // 33: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
+	84, // 34: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
+	2,  // 35: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,  // 36: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	51, // 37: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	58, // 38: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	51, // 39: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	62, // 40: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	90, // 41: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	83, // 42: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	91, // 43: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	66, // 44: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	65, // 45: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	66, // 46: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	65, // 47: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	65, // 48: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	74, // 49: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	75, // 50: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	76, // 51: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	65, // 52: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	92, // 53: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,  // 54: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,  // 55: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15, // 56: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19, // 57: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21, // 58: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24, // 59: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26, // 60: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29, // 61: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32, // 62: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34, // 63: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	36, // 64: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	38, // 65: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	40, // 66: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	42, // 67: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	44, // 68: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	47, // 69: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	49, // 70: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	52, // 71: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	54, // 72: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	56, // 73: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	59, // 74: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	61, // 75: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	64, // 76: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	68, // 77: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	70, // 78: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	72, // 79: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	77, // 80: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,  // 81: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14, // 82: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17, // 83: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20, // 84: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22, // 85: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25, // 86: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27, // 87: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30, // 88: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33, // 89: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35, // 90: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	37, // 91: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	39, // 92: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	41, // 93: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	43, // 94: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	45, // 95: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	48, // 96: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	50, // 97: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	53, // 98: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	55, // 99: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	57, // 100: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	60, // 101: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	63, // 102: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	67, // 103: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	69, // 104: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	71, // 105: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	73, // 106: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	78, // 107: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	81, // [81:108] is the sub-list for method output_type
+	54, // [54:81] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5026,12 +5347,12 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[56].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[62].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[74].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5043,7 +5364,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   73,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
