@@ -180,7 +180,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
-	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
+	g.admission = &admission{mostPending: cfg.MaxUnauthenticated, mostInLine: newcomersInLine,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
 	return g, nil
 }

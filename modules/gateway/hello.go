@@ -54,6 +54,9 @@ func (s *session) hello(f *clientv1.ClientFrame) {
 		s.mu.Unlock()
 		return
 	}
+	// A client writes hello and its first sync together; so go the answers.
+	s.corked = true
+	s.q.cork()
 	s.welcome(f.Id, level, claims)
 }
 
@@ -185,6 +188,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	s.early = nil
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
+	s.wakeLocked(now.Add(corkTime))
 	s.g.admission.authenticated(s.addr)
 	s.pending = false
 	s.claims, s.token = nil, ""

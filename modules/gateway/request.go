@@ -112,6 +112,9 @@ func (r *request) answer(f *clientv1.ServerFrame, err error) {
 		reason, f = e.GetReason(), errorFrame(r.id, e)
 	}
 	s.g.Trace.Span(trace.Span{Context: r.trace, Name: r.kind, Kind: trace.Server, Begin: r.began, End: time.Now(), Failed: reason})
+	if r.sync != nil {
+		s.q.uncork() // welcome may have waited for this
+	}
 	s.mu.Lock()
 	s.requests--
 	if f != nil {

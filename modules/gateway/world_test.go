@@ -191,6 +191,7 @@ type fakeState struct {
 	notes   map[string]note   // by login and device
 	onProve func() error      // called before a claim is noted
 	onAdmit func(n int)       // called with the number of the call
+	onSync  func(n int)       // called before a call with n syncs reads
 	admits  int
 }
 
@@ -343,6 +344,12 @@ func (s *fakeState) Mark(_ context.Context, r *v1.MarkRequest) (*v1.MarkResponse
 }
 
 func (s *fakeState) SyncMany(_ context.Context, r *v1.SyncManyRequest) (*v1.SyncManyResponse, error) {
+	s.mu.Lock()
+	hook := s.onSync
+	s.mu.Unlock()
+	if hook != nil {
+		hook(len(r.Requests))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	res := &v1.SyncManyResponse{}

@@ -138,36 +138,19 @@ func (c *conn) stays(ctx context.Context, q store.SyncQuery, t rules.Token) (lis
 
 // scanListed reads a row of sqlStays.
 func scanListed(scan func(...any) error) (*listed, error) {
-	l, p := &listed{}, peerRow{}
-	var earlier []byte
-	err := scan(append(l.columns(&earlier), &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed)...)
-	if err != nil {
+	const peer, all = stayCells, stayCells + 8
+	var c cells
+	if err := scan(c.places(all)...); err != nil {
 		return nil, err
 	}
-	if err := l.scanned(earlier); err != nil {
-		return nil, err
+	l := &listed{changed: c.int(all-1) != 0}
+	if err := l.from(&c); err != nil || c.list[peer] == nil { // there is no other user
+		return l, err
 	}
-	l.other, err = p.member()
-	return l, err
-}
-
-// peerRow takes the other member, which may not be there.
-type peerRow struct {
-	role                                 sql.Null[clientv1.Role]
-	start, end, cleared, delivered, read sql.Null[im.Seq]
-	earlier                              []byte
-}
-
-// member is the row; nil if there is none.
-func (p *peerRow) member() (*rules.Member, error) {
-	if !p.role.Valid {
-		return nil, nil
-	}
-	m := &rules.Member{Role: p.role.V, Delivered: p.delivered.V, Read: p.read.V}
-	m.View.Last, m.View.Cleared = store.Stretch{Start: p.start.V, End: p.end.V}, p.cleared.V
 	var err error
-	m.View.Earlier, err = rules.DecodeStretches(p.earlier)
-	return m, err
+	l.other = &rules.Member{Role: clientv1.Role(c.int(peer)), Delivered: im.Seq(c.int(peer + 5)), Read: im.Seq(c.int(peer + 6))}
+	l.other.View, err = viewOf(&c, peer+1)
+	return l, err
 }
 
 // jsonList is a JSON array of the keys of m.
