@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	mrand "math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -40,7 +41,7 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 	addr := g.clientAddr(r)
 	enc, no := g.examine(r, addr)
 	if no == nil {
-		no = g.enter(addr)
+		no = g.enter(r.Context(), addr)
 	}
 	if no != nil {
 		g.m.handshakes.WithLabelValues(no.result).Inc()
@@ -102,13 +103,20 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	return enc, nil
 }
 
-// enter asks for admission.
-func (g *Gateway) enter(addr netip.Addr) *denial {
-	switch g.admission.enter(addr) {
+// enter asks for admission, and waits for it if need be.
+func (g *Gateway) enter(ctx context.Context, addr netip.Addr) *denial {
+	verdict, n := g.admission.enter(addr)
+	if n != nil {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(g.ctx, cancel)()
+		verdict = g.admission.await(ctx, n, enterWait)
+	}
+	switch verdict {
 	case nodeFull:
 		return &denial{http.StatusServiceUnavailable, "unavailable", "the node holds as many connections as it may", drainRetry, "full"}
 	case tooManyPending:
-		return &denial{http.StatusServiceUnavailable, "unavailable", "too many connections wait for their hello", minWait, "unauthenticated_full"}
+		return &denial{http.StatusServiceUnavailable, "unavailable", "too many connections wait for their hello", minWait + mrand.N(2*time.Second), "unauthenticated_full"}
 	case addressFull:
 		return &denial{http.StatusTooManyRequests, "resource_exhausted", "too many connections from this address wait for their hello", minWait, "address_full"}
 	}

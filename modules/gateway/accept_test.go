@@ -118,7 +118,7 @@ func TestCompressionIsNotTakenUp(t *testing.T) {
 }
 
 func TestAdmissionOfConnections(t *testing.T) {
-	w := begin(t, func(c *Config) { c.MaxConnections, c.MaxUnauthenticated = 4, 2 })
+	w := beginTuned(t, func(g *Gateway) { g.admission.mostInLine = 0 }, func(c *Config) { c.MaxConnections, c.MaxUnauthenticated = 4, 2 })
 	a, b := testenv.Dial(t, w.base(), protocol.Proto), testenv.Dial(t, w.base(), protocol.Proto)
 	if res := refusedWith(t, w, testenv.DialOptions{}, 503, "hello"); res.Header.Get("Retry-After") == "" {
 		t.Error("no Retry-After")

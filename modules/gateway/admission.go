@@ -1,20 +1,31 @@
 package gateway
 
 import (
+	"context"
 	"net/netip"
 	"sync"
+	"time"
+)
+
+// newcomersInLine is how many connections may wait to be upgraded, and enterWait
+// how long.
+const (
+	newcomersInLine = 8192
+	enterWait       = 2 * time.Second
 )
 
 // admission counts connections: in all, and those that have not authenticated,
 // in all and by address. Safe for concurrent use.
 type admission struct {
-	most, mostPending, mostAddress int
-	exempt                         func(netip.Addr) bool
+	most, mostPending, mostAddress, mostInLine int
+	exempt                                     func(netip.Addr) bool
 
 	mu      sync.Mutex
 	total   int
 	pending int
-	byAddr  map[netip.Addr]int // of pending; never 0
+	byAddr  map[netip.Addr]int // of pending and of those in the line; never 0
+	line    []*newcomer        // some may be gone
+	inLine  int                // those that are not
 }
 
 // admitVerdict is what admission says to a newcomer.
@@ -41,22 +52,79 @@ func (a *admission) count() int {
 	return a.total
 }
 
-// enter counts a newcomer if there is room.
-func (a *admission) enter(addr netip.Addr) admitVerdict {
+// newcomer waits until one of those before it has authenticated.
+type newcomer struct {
+	addr netip.Addr
+	in   chan struct{} // closed when it was counted
+	gone bool          // it does not wait any more
+}
+
+// await waits for the turn of one who was put into the line, for limit at most and
+// while ctx lives.
+func (a *admission) await(ctx context.Context, n *newcomer, limit time.Duration) admitVerdict {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-n.in:
+		return admitted
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case <-n.in: // just now
+		return admitted
+	default:
+	}
+	n.gone = true
+	a.inLine--
+	a.forget(n.addr)
+	return tooManyPending
+}
+
+// enter counts a newcomer, or refuses it. While too many have not authenticated it
+// puts it into a line, whose end is to be awaited: those who come back all at once
+// are let in one after the other, as fast as can be, and need not be sent away.
+func (a *admission) enter(addr netip.Addr) (admitVerdict, *newcomer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case a.total >= a.most:
-		return nodeFull
-	case a.pending >= a.mostPending:
-		return tooManyPending
+		return nodeFull, nil
 	case a.byAddr[addr] >= a.mostAddress && !a.exempt(addr):
-		return addressFull
+		return addressFull, nil
+	case a.pending < a.mostPending:
+		a.total++
+		a.pending++
+		a.byAddr[addr]++
+		return admitted, nil
+	case a.inLine >= a.mostInLine:
+		return tooManyPending, nil
 	}
-	a.total++
-	a.pending++
-	a.byAddr[addr]++
-	return admitted
+	a.byAddr[addr]++ // who waits counts for its address
+	a.inLine++
+	n := &newcomer{addr: addr, in: make(chan struct{})}
+	a.line = append(a.line, n)
+	return tooManyPending, n
+}
+
+// callNext lets those in from the line for whom there is room; a.mu is held.
+func (a *admission) callNext() {
+	for len(a.line) > 0 && a.pending < a.mostPending && a.total < a.most {
+		n := a.line[0]
+		a.line[0] = nil
+		a.line = a.line[1:]
+		if !n.gone {
+			a.inLine--
+			a.total++
+			a.pending++
+			close(n.in)
+		}
+	}
+	if len(a.line) == 0 {
+		a.line = nil
+	}
 }
 
 // authenticated makes a newcomer a resident.
@@ -74,10 +142,18 @@ func (a *admission) leave(addr netip.Addr, pending bool) {
 	if pending {
 		a.settle(addr)
 	}
+	a.callNext()
 }
 
+// settle counts one fewer that has not authenticated; a.mu is held.
 func (a *admission) settle(addr netip.Addr) {
 	a.pending--
+	a.forget(addr)
+	a.callNext()
+}
+
+// forget counts one less of an address; a.mu is held.
+func (a *admission) forget(addr netip.Addr) {
 	if a.byAddr[addr]--; a.byAddr[addr] <= 0 {
 		delete(a.byAddr, addr)
 	}

@@ -182,6 +182,7 @@ func (s *session) ack(now time.Time, id uint32, a *clientv1.DeliveryAck) {
 
 // wake does what is due. It is called by the wheel and never blocks.
 func (s *session) wake(now time.Time) {
+	s.q.uncork()
 	s.mu.Lock()
 	s.wakeAt = time.Time{}
 	var out []run.Out

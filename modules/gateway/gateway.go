@@ -52,7 +52,7 @@ type verifier interface {
 type stateClient interface {
 	submitClient
 	markClient
-	Sync(context.Context, *v1.SyncRequest) (*v1.SyncResponse, error)
+	SyncMany(context.Context, *v1.SyncManyRequest) (*v1.SyncManyResponse, error)
 	History(context.Context, *v1.HistoryRequest) (*v1.HistoryResponse, error)
 	Heads(context.Context, *v1.HeadsRequest) (*v1.HeadsResponse, error)
 	Members(context.Context, *v1.MembersRequest) (*v1.MembersResponse, error)
@@ -60,7 +60,7 @@ type stateClient interface {
 
 // directoryClient is what the gateway asks of the directory.
 type directoryClient interface {
-	Admit(context.Context, *v1.AdmitRequest) (*v1.AdmitResponse, error)
+	AdmitMany(context.Context, *v1.AdmitManyRequest) (*v1.AdmitManyResponse, error)
 	Revoke(context.Context, *v1.RevokeRequest) (*v1.RevokeResponse, error)
 	Visible(context.Context, *v1.VisibleRequest) (*v1.VisibleResponse, error)
 	LastSeen(context.Context, *v1.LastSeenRequest) (*v1.LastSeenResponse, error)
@@ -132,7 +132,9 @@ type Gateway struct {
 	joins     turns // of those who log in
 	releases  turns // of routes that are given back
 	kicks     *kicks
-	requests  chan struct{} // holds one for each request in work
+	requests  *gather[job] // other than syncs
+	syncs     *gather[*request]
+	admits    *gather[*applicant]
 
 	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
@@ -170,8 +172,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, Deps: d, m: m, origins: newOrigins(cfg), proxies: proxies,
 		tuned: settings.Derive(d.Settings, func(now *settings.Snapshot) tuning { return tune(cfg, now) }), hub: newHub(), wheel: newWheel(time.Now()),
-		marks:    newMarks(d.State, m, d.Log),
-		requests: make(chan struct{}, maxRequests), quietTime: quietTime, overloadTime: overloadTime,
+		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime,
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -182,10 +183,13 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	d.Tally.Watch(g.hub.present)
 	g.watchers, g.typing = newWatchers(g), newTyping(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
+	g.desks()
+	g.admits = newAdmits(g)
+	m.watchRequests(d.Reg, g)
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
-	g.admission = &admission{mostPending: cfg.MaxUnauthenticated,
+	g.admission = &admission{mostPending: cfg.MaxUnauthenticated, mostInLine: newcomersInLine,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
 	return g, nil
 }

@@ -9,8 +9,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
-	"github.com/imdhq/imd/pkg/obs"
-	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -56,6 +54,9 @@ func (s *session) hello(f *clientv1.ClientFrame) {
 		s.mu.Unlock()
 		return
 	}
+	// A client writes hello and its first sync together; so go the answers.
+	s.corked = true
+	s.q.cork()
 	s.welcome(f.Id, level, claims)
 }
 
@@ -135,10 +136,13 @@ func (s *session) verify(token string) (auth.Claims, *refusal) {
 // looks the route up.
 func (s *session) join(c auth.Claims) *refusal {
 	if !s.g.joins.take(s.g.ctx, s.done, joinWait) {
-		return &refusal{reason: "busy", msg: "too many log in at once", after: minWait}
+		return &refusal{reason: "busy", msg: "too many log in at once", after: pauses()}
 	}
 	defer s.g.joins.give()
-	if no := s.admit(c); no != nil {
+	if !c.IssuedAt.IsZero() {
+		s.issued = c.IssuedAt.UnixMilli()
+	}
+	if no := s.admit(); no != nil {
 		return no
 	}
 	s.subscribe()
@@ -146,7 +150,7 @@ func (s *session) join(c auth.Claims) *refusal {
 	if no != nil {
 		return no
 	}
-	if no = s.admit(c); no == nil {
+	if no = s.admit(); no == nil {
 		claim, no = s.prove(claim)
 	}
 	if no != nil {
@@ -158,27 +162,6 @@ func (s *session) join(c auth.Claims) *refusal {
 		s.g.keeper.wait(s)
 	}
 	s.g.displaced(s.user, claim)
-	return nil
-}
-
-// admit asks the directory whether the login may begin a session.
-func (s *session) admit(c auth.Claims) *refusal {
-	if reason := s.g.ended.of(s.user, s.login, time.Now()); reason != "" {
-		return &refusal{reason: reason, msg: endTexts[reason]}
-	}
-	if !c.IssuedAt.IsZero() {
-		s.issued = c.IssuedAt.UnixMilli()
-	}
-	res, err := s.g.Directory.Admit(s.g.ctx, &v1.AdmitRequest{
-		UserId: string(s.user), LoginId: string(s.login), IssuedMs: s.issued})
-	if err != nil {
-		s.g.Log.Warn("a login was not looked up", obs.Session(s.id), obs.Err(err))
-		return &refusal{reason: "busy", msg: "the node cannot look up logins now", after: minWait}
-	}
-	if res.RefusedReason != "" {
-		return &refusal{reason: res.RefusedReason, msg: endTexts[res.RefusedReason]}
-	}
-	s.dataEpoch = res.DataEpoch
 	return nil
 }
 
@@ -205,6 +188,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	s.early = nil
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
+	s.wakeLocked(now.Add(corkTime))
 	s.g.admission.authenticated(s.addr)
 	s.pending = false
 	s.claims, s.token = nil, ""

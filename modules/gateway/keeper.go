@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
-	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -29,9 +29,6 @@ const (
 	refreshBatch = 500
 	// lateClaims is how many places are claimed at once afterwards.
 	lateClaims = 32
-	// admitCalls is how many logins are looked up at once when their routes are
-	// put back.
-	admitCalls = 8
 )
 
 // keeper keeps the routes of this node's sessions: it refreshes them, puts back
@@ -223,26 +220,22 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 // readmit asks whether logins whose routes were put back have been ended
 // meanwhile: a store that forgot does not know.
 func (k *keeper) readmit(ctx context.Context, sessions []*session) {
-	var wg sync.WaitGroup
-	slot := make(chan struct{}, admitCalls)
-	for _, s := range sessions {
-		slot <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slot }()
+	for part := range slices.Chunk(sessions, admitsAtOnce) {
+		batch := make([]*applicant, len(part))
+		for i, s := range part {
+			batch[i] = &applicant{req: s.application(), done: make(chan struct{}, 1)}
+		}
+		k.g.admitMany(ctx, batch)
+		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
-			if reason == "" {
-				res, err := k.g.Directory.Admit(ctx, &v1.AdmitRequest{UserId: string(s.user), LoginId: string(s.login), IssuedMs: s.issued})
-				if err != nil {
-					return // the rows stay, and its next hello finds them
-				}
-				reason = res.RefusedReason
+			if reason == "" && batch[i].err == nil { // else the rows stay, and its next hello finds them
+				reason = batch[i].res.RefusedReason
 			}
 			if reason != "" {
 				s.end(reason, endTexts[reason], 0)
 			}
-		})
+		}
 	}
-	wg.Wait()
 }
 
 // claimWaiting claims the places of sessions that began without.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	mrand "math/rand/v2"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,9 @@ const maxKeys = 200_000
 // minWait is the shortest pause a refused client is told, so that one that
 // obeys is not refused again at once, time after time.
 const minWait = time.Second
+
+// pauses is the pause of one who is refused in a crowd, 0.5 to 1.5 times minWait.
+func pauses() time.Duration { return minWait/2 + mrand.N(minWait) }
 
 // Limits are the rates of this node. Safe for concurrent use.
 type Limits struct {

@@ -126,18 +126,19 @@ type metrics struct {
 	outranked   prometheus.Counter
 	kicksLost   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
-	staleLeaders prometheus.Counter
-	presence     *prometheus.CounterVec // label: result (sent, owed)
-	typing       *prometheus.CounterVec // label: result
-	watchers     prometheus.Gauge
-	watched      prometheus.Gauge
-	groups       prometheus.Gauge
-	groupMembers prometheus.Gauge
-	groupLoads   *prometheus.CounterVec // label: result (read, failed)
-	groupDropped prometheus.Counter
-	submitSends  prometheus.Histogram
-	send         prometheus.Histogram
-	deliver      prometheus.Histogram
+	staleLeaders    prometheus.Counter
+	presence        *prometheus.CounterVec // label: result (sent, owed)
+	typing          *prometheus.CounterVec // label: result
+	watchers        prometheus.Gauge
+	watched         prometheus.Gauge
+	groups          prometheus.Gauge
+	groupMembers    prometheus.Gauge
+	groupLoads      *prometheus.CounterVec // label: result (read, failed)
+	groupDropped    prometheus.Counter
+	requestsRefused *prometheus.CounterVec // labels: kind, why (full, late)
+	submitSends     prometheus.Histogram
+	send            prometheus.Histogram
+	deliver         prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -157,29 +158,30 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Client connections open on this node now, authenticated or not."}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
 			Help: "Of the connections, those that are quiet and have no goroutine."}),
-		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
-		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
-		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
-		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
-		redelivered:  counter("redeliveries_total", "Entries delivered again for want of an ack."),
-		limited:      vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
-		marksLost:    counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
-		heads:        counter("heads_total", "Head hints after the comparison with state."),
-		refreshed:    vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
-		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
-		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
-		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
-		kicksLost:    counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
-		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
-		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
-		presence:     vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
-		typing:       vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
-		watchers:     prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
-		watched:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
-		groups:       prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "groups", Help: "Large groups whose members this node finds itself."}),
-		groupMembers: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "group_members", Help: "Members on the lists of those groups."}),
-		groupLoads:   vec("group_loads_total", "Lists of members asked of state: read, or failed, which leaves what waited to the clients' cursors.", "result"),
-		groupDropped: counter("group_dropped_total", "Frames given up because the list of their group was not there; clients find them by their cursors."),
+		tidied:          counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
+		handshakes:      vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
+		closed:          vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
+		pullMode:        vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
+		redelivered:     counter("redeliveries_total", "Entries delivered again for want of an ack."),
+		limited:         vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
+		marksLost:       counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
+		heads:           counter("heads_total", "Head hints after the comparison with state."),
+		refreshed:       vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
+		routesAway:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
+		routeLosses:     counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
+		unclaimed:       prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		kicksLost:       counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
+		outranked:       counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
+		staleLeaders:    counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
+		presence:        vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
+		typing:          vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
+		watchers:        prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
+		watched:         prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
+		groups:          prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "groups", Help: "Large groups whose members this node finds itself."}),
+		groupMembers:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "group_members", Help: "Members on the lists of those groups."}),
+		groupLoads:      vec("group_loads_total", "Lists of members asked of state: read, or failed, which leaves what waited to the clients' cursors.", "result"),
+		groupDropped:    counter("group_dropped_total", "Frames given up because the list of their group was not there; clients find them by their cursors."),
+		requestsRefused: vec("requests_refused_total", "Requests answered busy: too many waited (full), or it had waited for too long (late).", "kind", "why"),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -200,6 +202,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"passed", "limited", "large", "failed"} {
 		m.typing.WithLabelValues(r)
 	}
+	for _, kind := range []string{"sync", "history", "read", "watch_presence"} {
+		m.requestsRefused.WithLabelValues(kind, "full")
+		m.requestsRefused.WithLabelValues(kind, "late")
+	}
 	for _, r := range []string{"sent", "owed"} {
 		m.presence.WithLabelValues(r)
 	}
@@ -207,10 +213,17 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.groupLoads.WithLabelValues(r)
 	}
 	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
-	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
+	reg.MustRegister(m.requestsRefused, m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
+}
+
+// watchRequests shows how many requests wait for their turn.
+func (m *metrics) watchRequests(reg prometheus.Registerer, g *Gateway) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "gateway", Name: "requests_waiting",
+		Help: "Requests of clients, syncs among them, that wait for their turn."},
+		func() float64 { return float64(g.requests.waits() + g.syncs.waits()) }))
 }
 
 // watchSilence shows how long the leader of the schedulers has not asked what

@@ -14,12 +14,13 @@ type Status struct {
 	Users       int    `json:"users"` // with sessions here
 	Sockets     int64  `json:"plain_sockets"`
 	Requests    int    `json:"requests_in_work"`
-	State       string `json:"state"` // serving, draining or stopping
+	Waiting     int    `json:"requests_waiting"` // for their turn
+	State       string `json:"state"`            // serving, draining or stopping
 }
 
 // page tells what the gateway holds; nothing about single users.
 func (g *Gateway) page(*http.Request) (any, status.Page) {
-	s := Status{Sockets: g.plain.Load(), Requests: len(g.requests), State: "serving"}
+	s := Status{Sockets: g.plain.Load(), Requests: g.requests.busy(), Waiting: g.requests.waits() + g.syncs.waits(), State: "serving"}
 	s.Connections, s.Sessions, s.Users = g.hub.counts()
 	switch {
 	case g.closing.Load():
@@ -29,6 +30,6 @@ func (g *Gateway) page(*http.Request) (any, status.Page) {
 	}
 	return s, status.Page{Title: "gateway", Tables: []status.Table{{Columns: []string{"", ""}, Rows: [][]string{
 		{"state", s.State}, {"connections", fmt.Sprint(s.Connections)}, {"sessions", fmt.Sprint(s.Sessions)}, {"users", fmt.Sprint(s.Users)},
-		{"sockets without a session", fmt.Sprint(s.Sockets)}, {"requests in work", fmt.Sprint(s.Requests)},
+		{"sockets without a session", fmt.Sprint(s.Sockets)}, {"requests in work", fmt.Sprint(s.Requests)}, {"requests that wait", fmt.Sprint(s.Waiting)},
 	}}}}
 }

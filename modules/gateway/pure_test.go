@@ -413,7 +413,7 @@ func TestAdmission(t *testing.T) {
 	x := &admission{most: 6, mostPending: 4, mostAddress: 2, exempt: netip.Addr.IsLoopback, byAddr: map[netip.Addr]int{}}
 	want := func(addr netip.Addr, v admitVerdict) {
 		t.Helper()
-		if got := x.enter(addr); got != v {
+		if got, _ := x.enter(addr); got != v {
 			t.Errorf("enter(%v) = %v, want %v", addr, got, v)
 		}
 	}
@@ -439,6 +439,68 @@ func TestAdmission(t *testing.T) {
 	if x.total != 0 || x.pending != 0 || len(x.byAddr) != 0 {
 		t.Errorf("left over: %d, %d, %v", x.total, x.pending, x.byAddr)
 	}
+}
+
+// While too many have not authenticated, others wait in a line, in which they count
+// for their address, and are let in one after the other.
+func TestAdmissionLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+		x := &admission{most: 10, mostPending: 1, mostAddress: 3, mostInLine: 3, exempt: netip.Addr.IsLoopback, byAddr: map[netip.Addr]int{}}
+		in := make(chan string, 10)
+		wait := func(name string, addr netip.Addr, ctx context.Context) {
+			v, n := x.enter(addr)
+			if n == nil {
+				t.Fatalf("%s got %v at once", name, v)
+			}
+			go func() { in <- fmt.Sprint(name, x.await(ctx, n, enterWait) == admitted) }()
+			synctest.Wait()
+		}
+		want := func(list ...string) {
+			t.Helper()
+			synctest.Wait()
+			for _, s := range list {
+				select {
+				case got := <-in:
+					if got != s {
+						t.Errorf("%s, want %s", got, s)
+					}
+				default:
+					t.Errorf("nobody, want %s", s)
+				}
+			}
+			if len(in) > 0 {
+				t.Errorf("%s too", <-in)
+			}
+		}
+		if v, n := x.enter(a); v != admitted || n != nil {
+			t.Fatal(v)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		wait("a1", a, t.Context())
+		wait("a2", a, ctx)
+		if v, n := x.enter(a); v != addressFull || n != nil {
+			t.Errorf("a fourth of one address: %v", v)
+		}
+		wait("b", b, t.Context())
+		if v, n := x.enter(b); v != tooManyPending || n != nil {
+			t.Errorf("more than the line has room for: %v", v)
+		}
+		leave()
+		want("a2false")
+		x.authenticated(a)
+		want("a1true")
+		x.leave(a, true) // it was in the way
+		want("btrue")
+		wait("late", a, t.Context())
+		time.Sleep(enterWait)
+		want("latefalse")
+		x.leave(a, false)
+		x.leave(b, true)
+		if x.total != 0 || x.pending != 0 || len(x.byAddr) != 0 || x.inLine != 0 || len(x.line) != 0 {
+			t.Errorf("left over: %+v", x)
+		}
+	})
 }
 
 func TestDrainSpread(t *testing.T) {

@@ -82,6 +82,7 @@ type queue struct {
 	mu         sync.Mutex
 	state      outState
 	ending     bool // no more frames are taken
+	corked     bool // what is added waits for uncork
 	failed     bool // the socket cannot be written to any more
 	wantRoom   bool
 	n, bytes   int // frames and bytes that wait or are being written
@@ -204,6 +205,24 @@ func (q *queue) control(frame []byte) {
 	m := q.besides()
 	m.pong = append(m.pong[:0], frame...)
 	q.look()
+}
+
+// cork keeps back what is added from now on, so that it leaves in one message with
+// what comes before uncork.
+func (q *queue) cork() {
+	q.mu.Lock()
+	q.corked = true
+	q.mu.Unlock()
+}
+
+// uncork lets the next flush write again.
+func (q *queue) uncork() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.corked {
+		q.corked = false
+		q.look()
+	}
 }
 
 // askRoom makes the next completed write call room.

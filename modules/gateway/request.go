@@ -12,11 +12,46 @@ import (
 )
 
 const (
+	// syncsAtOnce is how many syncs one call carries.
+	syncsAtOnce = 64
 	// resultBytes is the room for the result of a sync or history in its frame.
 	resultBytes = protocol.ServerEnvelope - 256
-	// maxRequests is how many requests of all sessions are in work at once.
-	maxRequests = 1024
+	// requestsAtOnce is how many requests of all sessions are in work at once, and
+	// requestsWaiting how many others may wait for their turn.
+	requestsAtOnce  = 1024
+	requestsWaiting = 8192
+	// syncCalls is how many calls with syncs are out at once.
+	syncCalls = 4
+	// syncsWaiting is how many syncs may wait for a call.
+	syncsWaiting = 32_768
+	// requestAge is how long a request may wait. With the time of the call itself it
+	// is answered within 5 s.
+	requestAge = 3500 * time.Millisecond
 )
+
+// job is work on a request.
+type job struct {
+	do   func()
+	late func() // in place of do, when it has waited for too long
+}
+
+// request is one of a session, from its frame to its answer.
+type request struct {
+	s     *session
+	id    uint32
+	kind  string // of its frame
+	began time.Time
+	trace trace.Context
+	sync  *v1.SyncRequest // of a sync
+}
+
+// desks makes the lines in which requests wait.
+func (g *Gateway) desks() {
+	g.requests = &gather[job]{calls: requestsAtOnce, most: 1, room: requestsWaiting, age: requestAge, run: g.goroutine, now: time.Now,
+		ask: func(batch []job) { batch[0].do() }, late: func(j job) { j.late() }}
+	g.syncs = &gather[*request]{calls: syncCalls, most: syncsAtOnce, room: syncsWaiting, age: requestAge, run: g.goroutine, now: time.Now,
+		ask: g.syncMany, late: func(r *request) { r.refuse("late") }}
+}
 
 // request handles a frame that is neither send nor ack.
 func (s *session) request(f *clientv1.ClientFrame) {
@@ -44,36 +79,50 @@ func (s *session) bad(id uint32, reason, msg string) {
 // ask makes a call on behalf of the request id and answers it with the frame
 // or the error that do returns. kind is that of the request.
 func (s *session) ask(id uint32, kind string, do func(context.Context) (*clientv1.ServerFrame, error)) {
-	select {
-	case s.g.requests <- struct{}{}:
-	default:
-		s.reply(errorFrame(id, protocol.NewError("busy", "", 0)))
-		return
+	r := s.newRequest(id, kind)
+	j := job{do: func() { r.answer(do(trace.With(s.g.ctx, r.trace))) }, late: func() { r.refuse("late") }}
+	if !s.g.requests.offer(j, false) {
+		r.refuse("full")
 	}
+}
+
+// newRequest counts one more request of the session, until it is answered.
+func (s *session) newRequest(id uint32, kind string) *request {
+	r := &request{s: s, id: id, kind: kind, began: time.Now()}
+	r.trace, _ = s.g.Trace.Begin("")
 	s.mu.Lock()
 	s.requests++
 	s.mu.Unlock()
-	s.g.goroutine(func() {
-		began, reason := time.Now(), ""
-		c, _ := s.g.Trace.Begin("")
-		f, err := do(trace.With(s.g.ctx, c))
-		<-s.g.requests
-		if err != nil {
-			reason = im.Wire(err).GetReason()
-		}
-		s.g.Trace.Span(trace.Span{Context: c, Name: kind, Kind: trace.Server, Begin: began, End: time.Now(), Failed: reason})
-		if err != nil {
-			f = errorFrame(id, im.Wire(err))
-		}
-		s.mu.Lock()
-		s.requests--
-		if f != nil {
-			f.Id = id
-			s.replyLocked(f)
-		}
-		s.mu.Unlock()
-		s.look()
-	})
+	return r
+}
+
+// refuse answers that there was no turn for the request. Those who hear it come
+// back at different times.
+func (r *request) refuse(why string) {
+	r.s.g.m.requestsRefused.WithLabelValues(r.kind, why).Inc()
+	r.answer(errorFrame(r.id, protocol.NewError("busy", "", pauses())), nil)
+}
+
+// answer writes the answer, a frame or what the error says; nil = nothing is
+// written.
+func (r *request) answer(f *clientv1.ServerFrame, err error) {
+	reason, s := "", r.s
+	if err != nil {
+		e := im.Wire(err)
+		reason, f = e.GetReason(), errorFrame(r.id, e)
+	}
+	s.g.Trace.Span(trace.Span{Context: r.trace, Name: r.kind, Kind: trace.Server, Begin: r.began, End: time.Now(), Failed: reason})
+	if r.sync != nil {
+		s.q.uncork() // welcome may have waited for this
+	}
+	s.mu.Lock()
+	s.requests--
+	if f != nil {
+		f.Id = r.id
+		s.replyLocked(f)
+	}
+	s.mu.Unlock()
+	s.look()
 }
 
 func (s *session) markRead(id uint32, r *clientv1.Read) {
@@ -112,15 +161,36 @@ func (s *session) sync(id uint32, q *clientv1.Sync) {
 			return
 		}
 	}
-	req := &v1.SyncRequest{UserId: string(s.user), SyncToken: q.SyncToken, Cursors: q.Cursors,
+	r := s.newRequest(id, "sync")
+	r.sync = &v1.SyncRequest{UserId: string(s.user), SyncToken: q.SyncToken, Cursors: q.Cursors,
 		PageLimit: min(q.PageLimit, protocol.MaxSyncPage), MaxBytes: resultBytes, Json: s.enc == protocol.JSON}
-	s.ask(id, "sync", func(ctx context.Context) (*clientv1.ServerFrame, error) {
-		res, err := s.g.State.Sync(ctx, req)
-		if err != nil {
-			return nil, err
+	first := !s.resumed // who has just come waits for it; others have their entries live
+	s.resumed = true
+	if !s.g.syncs.offer(r, first) {
+		r.refuse("full")
+	}
+}
+
+// syncMany asks state about many syncs and answers them.
+func (g *Gateway) syncMany(batch []*request) {
+	req := &v1.SyncManyRequest{Requests: make([]*v1.SyncRequest, len(batch))}
+	for i, r := range batch {
+		req.Requests[i] = r.sync
+	}
+	res, err := g.State.SyncMany(trace.With(g.ctx, batch[0].trace), req)
+	if err == nil && len(res.Answers) != len(batch) {
+		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, "gateway.sync", "")
+	}
+	for i, r := range batch {
+		switch {
+		case err != nil:
+			r.answer(nil, err)
+		case res.Answers[i].GetResult() == nil:
+			r.answer(errorFrame(r.id, res.Answers[i].GetError()), nil)
+		default:
+			r.answer(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_SyncResult{SyncResult: res.Answers[i].Result}}, nil)
 		}
-		return &clientv1.ServerFrame{Kind: &clientv1.ServerFrame_SyncResult{SyncResult: res.Result}}, nil
-	})
+	}
 }
 
 func (s *session) history(id uint32, h *clientv1.History) {

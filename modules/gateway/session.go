@@ -71,6 +71,8 @@ type session struct {
 	bucket  rate.Bucket
 	over    overload
 	pending bool // counted as not authenticated
+	resumed bool // it has asked what it missed
+	corked  bool // welcome waits for the answer to a sync behind hello
 
 	// Set by the reader before the session is registered; read only after.
 	user      im.UserID
@@ -226,6 +228,9 @@ func (s *session) message(r io.Reader) error {
 		return err
 	}
 	err = protocol.DecodeClientEnvelope(s.enc, data, protocol.ServerLimits(s.enc), s.frame)
+	if s.corked && !s.resumed { // nothing that welcome could wait for came behind hello
+		s.uncork()
+	}
 	if fe := protocol.AsFrameError(err); fe != nil {
 		switch fe.Fault {
 		case protocol.BadText:
@@ -266,6 +271,9 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 		s.hello(f)
 		return nil
 	}
+	if _, sync := f.Kind.(*clientv1.ClientFrame_Sync); s.corked && (s.resumed || !sync) {
+		s.uncork() // whoever asks for more wants to be answered as soon as can be
+	}
 	if !s.waitForRoom(takesRoom(f)) {
 		return errEnded
 	}
@@ -298,6 +306,16 @@ func (s *session) frame(f *clientv1.ClientFrame) error {
 	}
 	s.reader.woken = false
 	return nil
+}
+
+// corkTime is how long welcome may wait for the answer to the sync behind hello.
+const corkTime = 50 * time.Millisecond
+
+// uncork lets leave what was kept back.
+func (s *session) uncork() {
+	s.corked = false
+	s.q.uncork()
+	s.q.flush()
 }
 
 // pinged counts a WebSocket ping like a frame; false = above the rate, and it

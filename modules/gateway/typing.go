@@ -62,22 +62,19 @@ func (s *session) typing(now time.Time, id uint32, t *clientv1.Typing) {
 		s.g.m.typing.WithLabelValues("limited").Inc()
 		return
 	}
-	select {
-	case s.g.requests <- struct{}{}:
-	default: // what is asked for comes first
-		s.g.m.typing.WithLabelValues("limited").Inc()
-		return
-	}
-	s.g.goroutine(func() {
+	pass := func() {
 		ctx, cancel := context.WithTimeout(s.g.ctx, typingTime)
 		defer cancel()
 		err := s.g.typing.pass(ctx, t.ConversationId, s.user)
-		<-s.g.requests
 		switch im.ReasonOf(err) {
 		case clientv1.Reason_REASON_NOT_MEMBER, clientv1.Reason_REASON_FORBIDDEN:
 			s.reply(errorFrame(id, im.Wire(err)))
 		}
-	})
+	}
+	limited := func() { s.g.m.typing.WithLabelValues("limited").Inc() }
+	if !s.g.requests.try(job{do: pass, late: limited}) { // what is asked for comes first
+		limited()
+	}
 }
 
 // take decides whether typing is passed on now.

@@ -191,6 +191,7 @@ type fakeState struct {
 	notes   map[string]note   // by login and device
 	onProve func() error      // called before a claim is noted
 	onAdmit func(n int)       // called with the number of the call
+	onSync  func(n int)       // called before a call with n syncs reads
 	admits  int
 }
 
@@ -342,10 +343,20 @@ func (s *fakeState) Mark(_ context.Context, r *v1.MarkRequest) (*v1.MarkResponse
 	return res, nil
 }
 
-func (s *fakeState) Sync(context.Context, *v1.SyncRequest) (*v1.SyncResponse, error) {
+func (s *fakeState) SyncMany(_ context.Context, r *v1.SyncManyRequest) (*v1.SyncManyResponse, error) {
+	s.mu.Lock()
+	hook := s.onSync
+	s.mu.Unlock()
+	if hook != nil {
+		hook(len(r.Requests))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &v1.SyncResponse{Result: &clientv1.SyncResult{SyncToken: "t1", DataEpoch: s.epoch, Full: true}}, nil
+	res := &v1.SyncManyResponse{}
+	for range r.Requests {
+		res.Answers = append(res.Answers, &v1.SyncAnswer{Result: &clientv1.SyncResult{SyncToken: "t1", DataEpoch: s.epoch, Full: true}})
+	}
+	return res, nil
 }
 
 func (s *fakeState) History(_ context.Context, r *v1.HistoryRequest) (*v1.HistoryResponse, error) {
@@ -414,6 +425,18 @@ func (d fakeDirectory) Admit(_ context.Context, r *v1.AdmitRequest) (*v1.AdmitRe
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	return &v1.AdmitResponse{RefusedReason: d.s.refused[r.LoginId], DataEpoch: d.s.epoch}, nil
+}
+
+func (d fakeDirectory) AdmitMany(ctx context.Context, r *v1.AdmitManyRequest) (*v1.AdmitManyResponse, error) {
+	res := &v1.AdmitManyResponse{}
+	for _, q := range r.Requests {
+		one, err := d.Admit(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		res.Answers = append(res.Answers, &v1.AdmitAnswer{Response: one})
+	}
+	return res, nil
 }
 
 func (d fakeDirectory) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.RevokeResponse, error) {

@@ -54,7 +54,7 @@ func (q *queue) flush() {
 	}
 	q.mu.Lock()
 	q.due.Store(false)
-	if q.state != idle || q.failed || q.nothing() {
+	if q.state != idle || q.failed || q.corked && !q.ending || q.nothing() {
 		q.mu.Unlock()
 		return
 	}

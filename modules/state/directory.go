@@ -181,6 +181,37 @@ func (d Directory) Admit(ctx context.Context, req *v1.AdmitRequest) (*v1.AdmitRe
 	return &v1.AdmitResponse{RefusedReason: refused, DataEpoch: c.store.DataEpoch()}, nil
 }
 
+// AdmitMany is Admit for many logins, in one call to the store; see
+// DirectoryService.
+func (d Directory) AdmitMany(ctx context.Context, req *v1.AdmitManyRequest) (*v1.AdmitManyResponse, error) {
+	const op = "directory.AdmitMany"
+	if len(req.Requests) > store.MaxCallers {
+		return nil, badRequest(op, "more than %d requests", store.MaxCallers)
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	res := &v1.AdmitManyResponse{Answers: make([]*v1.AdmitAnswer, len(req.Requests))}
+	who, at := make([]login, 0, len(req.Requests)), make([]int, 0, len(req.Requests))
+	for i, r := range req.Requests {
+		if err := checkUser(op, r.GetUserId()); err != nil {
+			res.Answers[i] = &v1.AdmitAnswer{Error: im.Wire(err)}
+			continue
+		}
+		who, at = append(who, login{im.UserID(r.UserId), im.LoginID(r.LoginId), r.IssuedMs}), append(at, i)
+	}
+	epoch := c.store.DataEpoch()
+	for i, v := range c.logins.admitMany(ctx, who) {
+		if v.err != nil {
+			res.Answers[at[i]] = &v1.AdmitAnswer{Error: im.Wire(storeErr(op, v.err))}
+			continue
+		}
+		res.Answers[at[i]] = &v1.AdmitAnswer{Response: &v1.AdmitResponse{RefusedReason: v.refused, DataEpoch: epoch}}
+	}
+	return res, nil
+}
+
 // Revoke ends one login or all logins of a user and kicks their sessions; see
 // DirectoryService. The row comes first, so that who is kicked cannot be back.
 func (d Directory) Revoke(ctx context.Context, req *v1.RevokeRequest) (*v1.RevokeResponse, error) {
@@ -297,9 +328,9 @@ type login struct {
 
 // loginStore is what logins ask of the message store.
 type loginStore interface {
-	User(ctx context.Context, id im.UserID) (store.User, error)
 	PutUser(ctx context.Context, id im.UserID) (store.User, error)
 	Revocations(ctx context.Context, user im.UserID) ([]store.Revocation, error)
+	Callers(ctx context.Context, users []im.UserID) (map[im.UserID]store.Caller, error)
 }
 
 // logins answers Admit. Safe for concurrent use.
@@ -313,32 +344,81 @@ func newLogins(s loginStore) *logins {
 	return &logins{store: s, cache: newCache[login, string](loginTTL, maxLogins)}
 }
 
+// verdict is what became of one login. The zero value: it may begin a session.
+type verdict struct {
+	refused string // why not
+	err     error  // nobody knows
+}
+
 // admit makes the user known and returns why the login is refused; "" = it is
 // not.
 func (l *logins) admit(ctx context.Context, who login) (string, error) {
-	if refused, ok := l.cache.get(who, time.Now()); ok {
-		return refused, nil
+	v := l.admitMany(ctx, []login{who})[0]
+	return v.refused, v.err
+}
+
+// admitMany is admit for many logins, at most store.MaxCallers, and has a verdict
+// for each.
+func (l *logins) admitMany(ctx context.Context, who []login) []verdict {
+	out := make([]verdict, len(who))
+	open, users := make([]int, 0, len(who)), make([]im.UserID, 0, len(who))
+	now := time.Now()
+	for i, w := range who {
+		refused, ok := l.cache.get(w, now)
+		if out[i].refused = refused; !ok {
+			open, users = append(open, i), append(users, w.user)
+		}
+	}
+	if len(open) == 0 {
+		return out
 	}
 	before := l.changes.Load()
-	u, err := l.store.User(ctx, who.user)
-	if errors.Is(err, store.ErrNotFound) {
-		err = settleCall(ctx, func() (err error) {
-			u, err = l.store.PutUser(ctx, who.user)
-			return err
+	known, err := l.store.Callers(ctx, users)
+	if err != nil {
+		for _, i := range open {
+			out[i].err = err
+		}
+		return out
+	}
+	var wg sync.WaitGroup // for those who come for the first time, whom the store makes known together
+	for _, i := range open {
+		if caller, ok := known[who[i].user]; ok {
+			out[i] = l.judge(caller, who[i], before)
+			continue
+		}
+		wg.Go(func() {
+			caller, err := l.meet(ctx, who[i].user)
+			if out[i].err = err; err == nil {
+				out[i] = l.judge(caller, who[i], before)
+			}
 		})
 	}
+	wg.Wait()
+	return out
+}
+
+// meet makes a user known.
+func (l *logins) meet(ctx context.Context, user im.UserID) (c store.Caller, err error) {
+	err = settleCall(ctx, func() (err error) {
+		c.User, err = l.store.PutUser(ctx, user)
+		return err
+	})
 	if err != nil {
-		return "", err
+		return c, err
 	}
-	rows, err := l.store.Revocations(ctx, who.user)
-	if err != nil {
-		return "", err
-	}
-	refused := refusal(u, rows, who, time.Now())
+	c.Revocations, err = l.store.Revocations(ctx, user)
+	return c, err
+}
+
+// judge decides about a login, and remembers it unless something has changed since
+// before.
+func (l *logins) judge(c store.Caller, who login, before int64) verdict {
+	now := time.Now()
+	v := verdict{refused: refusal(c.User, c.Revocations, who, now)}
 	if l.changes.Load() == before { // what was read may be older than a change
-		l.cache.put(who, refused, time.Now())
+		l.cache.put(who, v.refused, now)
 	}
-	return refused, nil
+	return v
 }
 
 // refusal decides whether a login may begin a session.

@@ -57,13 +57,45 @@ func TestAdmitMakesKnownAndRemembersForAMoment(t *testing.T) {
 				t.Fatal(got)
 			}
 		}
-		if n.st.count("PutUser") != 1 || n.st.count("Revocations") != 1 {
+		if n.st.count("PutUser") != 1 || n.st.count("Callers") != 1 {
 			t.Errorf("calls %v", n.st.calls)
 		}
 		if _, err := n.dir.User(n.ctx, &v1.UserRequest{UserId: "alice"}); err != nil {
 			t.Error(err)
 		}
 		if _, err := n.dir.Admit(n.ctx, &v1.AdmitRequest{UserId: "?"}); im.ReasonOf(err) != clientv1.Reason_REASON_INVALID_ID {
+			t.Error(err)
+		}
+	})
+}
+
+// Many logins are looked up in one call; each has its own answer.
+func TestAdmitMany(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.admit(t, "known", "l")
+		if _, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "known", LoginId: "gone", Reason: "kicked"}); err != nil {
+			t.Fatal(err)
+		}
+		before := n.st.count("Callers")
+		res, err := n.dir.AdmitMany(n.ctx, &v1.AdmitManyRequest{Requests: []*v1.AdmitRequest{
+			{UserId: "known", LoginId: "l2"}, {UserId: "?"}, {UserId: "known", LoginId: "gone"}, {UserId: "new", LoginId: "l"}, {UserId: "new", LoginId: "l"},
+		}})
+		if err != nil || len(res.Answers) != 5 {
+			t.Fatal(res, err)
+		}
+		for i, want := range []string{"", "invalid_id", "kicked", "", ""} {
+			a := res.Answers[i]
+			if got := a.GetResponse().GetRefusedReason() + a.GetError().GetReason(); got != want || (a.Error == nil) != (a.GetResponse().GetDataEpoch() == "e1") {
+				t.Errorf("answer %d is %v, want %q", i, a, want)
+			}
+		}
+		if n.st.count("Callers") != before+1 {
+			t.Errorf("calls %v", n.st.calls)
+		}
+		if _, known := n.st.users["new"]; !known {
+			t.Error("the newcomer is not known")
+		}
+		if _, err := n.dir.AdmitMany(n.ctx, &v1.AdmitManyRequest{Requests: make([]*v1.AdmitRequest, store.MaxCallers+1)}); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
 			t.Error(err)
 		}
 	})

@@ -243,6 +243,17 @@ func (c *memConv) page(q store.HistoryQuery) (p store.HistoryPage) {
 	return p
 }
 
+func (m *memStore) SyncMany(ctx context.Context, qs []store.SyncQuery) (pages []store.SyncPage, err error) {
+	for _, q := range qs {
+		p, err := m.Sync(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		pages = append(pages, p)
+	}
+	return pages, nil
+}
+
 func (m *memStore) Sync(_ context.Context, q store.SyncQuery) (p store.SyncPage, err error) {
 	err = m.do("Sync", func() error {
 		since := -1
@@ -405,6 +416,27 @@ func (m *memStore) Revocations(_ context.Context, user im.UserID) (r []store.Rev
 		return nil
 	})
 	return r, err
+}
+
+func (m *memStore) Callers(_ context.Context, users []im.UserID) (map[im.UserID]store.Caller, error) {
+	out := map[im.UserID]store.Caller{}
+	err := m.do("Callers", func() error {
+		for _, id := range users {
+			u, ok := m.users[id]
+			if !ok {
+				continue
+			}
+			c := store.Caller{User: u}
+			for _, x := range m.revoked {
+				if x.User == id {
+					c.Revocations = append(c.Revocations, x)
+				}
+			}
+			out[id] = c
+		}
+		return nil
+	})
+	return out, err
 }
 
 func (m *memStore) PutKey(_ context.Context, k store.Key) error {

@@ -80,6 +80,35 @@ func TestSyncGivesPagesAfterTheCursorOrTheNewest(t *testing.T) {
 	})
 }
 
+// Many syncs take one call to the store; each has its own answer.
+func TestSyncMany(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.fill(t, "g_1", 3, 10)
+		one := n.sync(t, &v1.SyncRequest{PageLimit: 3})
+		const user = "bob"
+		res, err := n.calls.SyncMany(n.ctx, &v1.SyncManyRequest{Requests: []*v1.SyncRequest{
+			{UserId: user, PageLimit: 3}, {UserId: "?"}, {UserId: "nobody"}, {UserId: user, SyncToken: one.SyncToken},
+		}})
+		if err != nil || len(res.Answers) != 4 {
+			t.Fatal(res, err)
+		}
+		if got := res.Answers[0].Result; len(got.GetConversations()) != 1 || got.SyncToken != one.SyncToken {
+			t.Errorf("alone %v, among others %v", one, got)
+		}
+		if res.Answers[1].Error.GetReason() != "invalid_id" || res.Answers[1].Result != nil {
+			t.Errorf("a bad request: %v", res.Answers[1])
+		}
+		for _, i := range []int{2, 3} {
+			if got := res.Answers[i].Result; got == nil || len(got.Conversations) != 0 || got.DataEpoch != "e1" {
+				t.Errorf("answer %d: %v", i, res.Answers[i])
+			}
+		}
+		if _, err := n.calls.SyncMany(n.ctx, &v1.SyncManyRequest{Requests: make([]*v1.SyncRequest, store.MaxSyncs+1)}); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
+			t.Error(err)
+		}
+	})
+}
+
 func TestSyncStaysWithinItsSize(t *testing.T) {
 	for _, json := range []bool{false, true} {
 		t.Run(fmt.Sprint("json ", json), func(t *testing.T) {

@@ -23,33 +23,85 @@ func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse
 	if err != nil {
 		return nil, err
 	}
-	epoch := c.store.DataEpoch()
-	token, same := innerToken(epoch, req.SyncToken)
-	room := answerSize(req.MaxBytes) - syncOverhead
-	q := store.SyncQuery{
-		User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage, Entries: min(int(req.PageLimit), protocol.MaxSyncPage), MaxBytes: room,
-	}
-	if same { // cursors of another history mean other entries
-		q.Cursors = make(map[im.ConversationID]im.Seq, len(req.Cursors))
-		for _, cur := range req.Cursors {
-			q.Cursors[im.ConversationID(cur.ConversationId)] = im.Seq(cur.Have)
-		}
-	}
-	page, err := c.store.Sync(ctx, q)
+	x := c.newSync(req)
+	page, err := c.store.Sync(ctx, x.q)
 	if err != nil {
 		return nil, storeErr("state.Sync", err)
 	}
-	res := &clientv1.SyncResult{DataEpoch: epoch, More: page.More, Full: page.Full, SyncToken: outerToken(epoch, page.Token)}
-	b := &syncBuilder{core: c, cursors: q.Cursors, sizer: sizer{req.Json}, room: room}
+	return &v1.SyncResponse{Result: x.result(&page)}, nil
+}
+
+// SyncMany is Sync for many users, in one call to the store; see StateService.
+func (s *State) SyncMany(ctx context.Context, req *v1.SyncManyRequest) (*v1.SyncManyResponse, error) {
+	const op = "state.SyncMany"
+	if len(req.Requests) > store.MaxSyncs {
+		return nil, badRequest(op, "more than %d requests", store.MaxSyncs)
+	}
+	c, err := s.serving()
+	if err != nil {
+		return nil, err
+	}
+	res := &v1.SyncManyResponse{Answers: make([]*v1.SyncAnswer, len(req.Requests))}
+	syncs, qs, at := make([]*syncing, 0, len(req.Requests)), make([]store.SyncQuery, 0, len(req.Requests)), make([]int, 0, len(req.Requests))
+	for i, r := range req.Requests {
+		if err := checkSync(r); err != nil {
+			res.Answers[i] = &v1.SyncAnswer{Error: im.Wire(err)}
+			continue
+		}
+		x := c.newSync(r)
+		syncs, qs, at = append(syncs, x), append(qs, x.q), append(at, i)
+	}
+	if len(qs) == 0 {
+		return res, nil
+	}
+	pages, err := c.store.SyncMany(ctx, qs)
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	for i, x := range syncs {
+		res.Answers[at[i]] = &v1.SyncAnswer{Result: x.result(&pages[i])}
+	}
+	return res, nil
+}
+
+// syncing is one sync on its way.
+type syncing struct {
+	*core
+	epoch string
+	q     store.SyncQuery
+	json  bool
+}
+
+// newSync makes the query of a request that was checked.
+func (c *core) newSync(req *v1.SyncRequest) *syncing {
+	x := &syncing{core: c, epoch: c.store.DataEpoch(), json: req.Json}
+	token, same := innerToken(x.epoch, req.SyncToken)
+	x.q = store.SyncQuery{
+		User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage, Entries: min(int(req.PageLimit), protocol.MaxSyncPage),
+		MaxBytes: answerSize(req.MaxBytes) - syncOverhead,
+	}
+	if same { // cursors of another history mean other entries
+		x.q.Cursors = make(map[im.ConversationID]im.Seq, len(req.Cursors))
+		for _, cur := range req.Cursors {
+			x.q.Cursors[im.ConversationID(cur.ConversationId)] = im.Seq(cur.Have)
+		}
+	}
+	return x
+}
+
+// result is the answer that the store's page makes.
+func (x *syncing) result(page *store.SyncPage) *clientv1.SyncResult {
+	res := &clientv1.SyncResult{DataEpoch: x.epoch, More: page.More, Full: page.Full, SyncToken: outerToken(x.epoch, page.Token)}
+	b := &syncBuilder{core: x.core, cursors: x.q.Cursors, sizer: sizer{x.json}, room: x.q.MaxBytes}
 	for i := range page.States {
 		w := b.add(&page.States[i], i == 0)
 		if w == nil { // no room: go on behind the last one that had it
-			res.More, res.SyncToken = true, outerToken(epoch, page.TokenAfter[i-1])
+			res.More, res.SyncToken = true, outerToken(x.epoch, page.TokenAfter[i-1])
 			break
 		}
 		res.Conversations = append(res.Conversations, w)
 	}
-	return &v1.SyncResponse{Result: res}, nil
+	return res
 }
 
 func checkSync(req *v1.SyncRequest) error {

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,7 @@ type Verifier struct {
 	static []pinned
 	keys   func() []Key
 	parser *jwt.Parser
+	known  memory
 }
 
 // NewVerifier reads the configured key files. keys gives the shared secrets
@@ -80,9 +82,14 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 	case strings.ContainsAny(token, "\r\n"): // base64 would skip them, and one token have many texts
 		return Claims{}, badToken("the token is malformed")
 	}
-	var raw rawClaims
-	if t, err := v.parser.ParseWithClaims(token, &raw, v.pick); err != nil {
-		return Claims{}, parseError(t, err)
+	keys, sum := v.keys(), sha256.Sum256([]byte(token))
+	raw, ok := v.known.get(keys, sum)
+	if !ok {
+		pick := func(t *jwt.Token) (any, error) { return v.pick(t, keys) }
+		if t, err := v.parser.ParseWithClaims(token, &raw, pick); err != nil {
+			return Claims{}, parseError(t, err)
+		}
+		v.known.put(keys, sum, raw)
 	}
 	if err := v.check(&raw, now); err != nil {
 		return Claims{}, err
@@ -92,7 +99,7 @@ func (v *Verifier) Verify(token string, now time.Time) (Claims, error) {
 
 // pick finds the keys that may have signed the token: those pinned to its
 // algorithm and, if it names one, with its key id.
-func (v *Verifier) pick(t *jwt.Token) (any, error) {
+func (v *Verifier) pick(t *jwt.Token, keys []Key) (any, error) {
 	if _, ok := t.Header["crit"]; ok {
 		return nil, badToken("the token asks for extensions (crit) that are not known here")
 	}
@@ -105,7 +112,7 @@ func (v *Verifier) pick(t *jwt.Token) (any, error) {
 	alg := t.Method.Alg()
 	var set jwt.VerificationKeySet
 	known := false
-	for _, k := range v.all() {
+	for _, k := range v.all(keys) {
 		if named && k.id != kid {
 			continue
 		}
@@ -123,9 +130,9 @@ func (v *Verifier) pick(t *jwt.Token) (any, error) {
 	return set, nil
 }
 
-func (v *Verifier) all() []pinned {
+func (v *Verifier) all(keys []Key) []pinned {
 	all := slices.Clone(v.static)
-	for _, k := range v.keys() {
+	for _, k := range keys {
 		if len(k.Secret) >= MinSecret {
 			all = append(all, pinned{id: k.ID, alg: algHS256, key: k.Secret})
 		}

@@ -8,12 +8,14 @@ import (
 	"github.com/imdhq/imd/pkg/ring"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // The rows of the table, found once.
 var (
 	stateSubmit, stateChange, stateMark                   = method("state.Submit"), method("state.Change"), method("state.Mark")
 	stateSync, stateHistory, stateMembers                 = method("state.Sync"), method("state.History"), method("state.Members")
+	stateSyncMany, directoryAdmitMany                     = method("state.SyncMany"), method("directory.AdmitMany")
 	stateHeads, stateClear                                = method("state.Heads"), method("state.ClearHistory")
 	stateHealth                                           = method("state.Health")
 	stateSchedule, stateListScheduled                     = method("state.Schedule"), method("state.ListScheduled")
@@ -126,6 +128,23 @@ func (c stateClient) Sync(ctx context.Context, r *v1.SyncRequest) (*v1.SyncRespo
 	return invoke(ctx, c.s, &c.s.state, stateSync, r.UserId, stateHandler.Sync, r)
 }
 
+// SyncMany goes to each node with the queries of its users.
+func (c stateClient) SyncMany(ctx context.Context, r *v1.SyncManyRequest) (*v1.SyncManyResponse, error) {
+	answers, err := scatter(r.Requests, func(q *v1.SyncRequest) im.NodeID { return c.s.state.group.homeOf(q.GetUserId()) },
+		func(part []*v1.SyncRequest) ([]*v1.SyncAnswer, error) {
+			key := ""
+			if len(part) > 0 {
+				key = part[0].GetUserId()
+			}
+			res, err := invoke(ctx, c.s, &c.s.state, stateSyncMany, key, stateHandler.SyncMany, &v1.SyncManyRequest{Requests: part})
+			return res.GetAnswers(), err
+		}, func(e *clientv1.Error) *v1.SyncAnswer { return &v1.SyncAnswer{Error: e} })
+	if err != nil {
+		return nil, err
+	}
+	return &v1.SyncManyResponse{Answers: answers}, nil
+}
+
 func (c stateClient) History(ctx context.Context, r *v1.HistoryRequest) (*v1.HistoryResponse, error) {
 	return invoke(ctx, c.s, &c.s.state, stateHistory, shardKey(r.GetHistory().GetConversationId()), stateHandler.History, r)
 }
@@ -189,6 +208,23 @@ func (c directoryClient) Mutes(ctx context.Context, r *v1.MutesRequest) (*v1.Mut
 
 func (c directoryClient) Admit(ctx context.Context, r *v1.AdmitRequest) (*v1.AdmitResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directoryAdmit, r.UserId, directoryHandler.Admit, r)
+}
+
+// AdmitMany goes to each node with the logins of its users.
+func (c directoryClient) AdmitMany(ctx context.Context, r *v1.AdmitManyRequest) (*v1.AdmitManyResponse, error) {
+	answers, err := scatter(r.Requests, func(q *v1.AdmitRequest) im.NodeID { return c.s.state.group.homeOf(q.GetUserId()) },
+		func(part []*v1.AdmitRequest) ([]*v1.AdmitAnswer, error) {
+			key := ""
+			if len(part) > 0 {
+				key = part[0].GetUserId()
+			}
+			res, err := invoke(ctx, c.s, &c.s.directory, directoryAdmitMany, key, directoryHandler.AdmitMany, &v1.AdmitManyRequest{Requests: part})
+			return res.GetAnswers(), err
+		}, func(e *clientv1.Error) *v1.AdmitAnswer { return &v1.AdmitAnswer{Error: e} })
+	if err != nil {
+		return nil, err
+	}
+	return &v1.AdmitManyResponse{Answers: answers}, nil
 }
 
 func (c directoryClient) Revoke(ctx context.Context, r *v1.RevokeRequest) (*v1.RevokeResponse, error) {

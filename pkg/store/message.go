@@ -45,6 +45,8 @@ const (
 	MaxPage = 500
 	// MaxSyncPage is the most states a SyncPage holds.
 	MaxSyncPage = 200
+	// MaxSyncs is the most queries SyncMany takes.
+	MaxSyncs = 64
 	// MaxUnread is where counting unread entries stops.
 	MaxUnread = 1000
 	// MaxAddMembers is the most users one change may add or remove.
@@ -55,6 +57,8 @@ const (
 	MaxMemberPage = 1000
 	// MaxExpire is the most rows of one kind that Expire removes.
 	MaxExpire = 500
+	// MaxCallers is the most users Callers takes.
+	MaxCallers = 64
 	// MaxHeadUsers is the most users Heads takes.
 	MaxHeadUsers = 1000
 )
@@ -240,6 +244,10 @@ type Reader interface {
 	// the token or that a cursor asks for. Token "" or one that is void (another
 	// data_epoch, not readable) = all, and Full is set on every page.
 	Sync(ctx context.Context, q SyncQuery) (SyncPage, error)
+	// SyncMany is Sync for many queries (at most MaxSyncs), which costs much less
+	// than a call for each. It returns a page for each, in their order; an error
+	// is that of all.
+	SyncMany(ctx context.Context, qs []SyncQuery) ([]SyncPage, error)
 	// Heads returns what changed for the users (at most MaxHeadUsers) since
 	// version ("" or a void one = nothing, just a version to begin with), with an
 	// overlap: some heads may come twice.
@@ -369,6 +377,9 @@ type Directory interface {
 	// Revocations returns the revocations of a user that still hold: rows of
 	// single logins and of all logins issued before a time.
 	Revocations(ctx context.Context, user im.UserID) ([]Revocation, error)
+	// Callers is User and Revocations for many users (at most MaxCallers) at once.
+	// Who is not known is not in it.
+	Callers(ctx context.Context, users []im.UserID) (map[im.UserID]Caller, error)
 	// Expire removes what is over at now: revocations that no longer hold, notes of
 	// sessions that can live no more, and mutes that have ended; at most MaxExpire
 	// of each kind. It returns how many rows went; call it again while that is
@@ -388,6 +399,12 @@ type User struct {
 	ID       im.UserID
 	Created  time.Time
 	Disabled bool
+}
+
+// Caller is what decides whether somebody may log in.
+type Caller struct {
+	User        User
+	Revocations []Revocation // that still hold
 }
 
 // Revocation refuses one login of a user, or all that were issued before.

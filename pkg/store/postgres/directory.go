@@ -9,6 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -82,24 +83,75 @@ func (s *Store) RevokeLogin(ctx context.Context, r store.Revocation) error {
 	return err
 }
 
-const sqlRevocations = `SELECT login, issued_before_ms, reason, until_ms FROM revocation WHERE user_id = $1 AND until_ms > imd_now_ms() ORDER BY login`
+const sqlRevocations = `SELECT user_id, login, issued_before_ms, reason, until_ms FROM revocation WHERE user_id = $1 AND until_ms > imd_now_ms() ORDER BY login`
 
 // Revocations is store.Directory's.
 func (s *Store) Revocations(ctx context.Context, user im.UserID) ([]store.Revocation, error) {
-	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.Revocation, error) {
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (out []store.Revocation, err error) {
 		rows, err := c.Query(ctx, sqlRevocations, string(user))
 		if err != nil {
 			return nil, err
 		}
 		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Revocation, error) {
-			r := store.Revocation{User: user}
-			var before, until int64
-			err := row.Scan(&r.Login, &before, &r.Reason, &until)
-			r.IssuedBefore, r.Until = moment(before), moment(until)
-			return r, err
+			var r revocationRow
+			err := row.Scan(&r.user, &r.login, &r.before, &r.reason, &r.until)
+			return r.revocation(), err
 		})
 	})
 	return out, fault("store.Revocations", err)
+}
+
+// revocationRow takes a row of the table, or of a join that has found none.
+type revocationRow struct {
+	user, login   *string
+	before, until *int64
+	reason        *int32
+}
+
+// revocation is a row that is there.
+func (r *revocationRow) revocation() store.Revocation {
+	if r.user == nil {
+		return store.Revocation{}
+	}
+	return store.Revocation{User: im.UserID(*r.user), Login: im.LoginID(*r.login), IssuedBefore: moment(*r.before),
+		Reason: im.Reason(*r.reason), Until: moment(*r.until)}
+}
+
+// sqlCallers finds users and what revokes their logins, all in one statement.
+const sqlCallers = `SELECT a.id, a.created_ms, a.disabled, r.user_id, r.login, r.issued_before_ms, r.reason, r.until_ms
+  FROM account a LEFT JOIN revocation r ON r.user_id = a.id AND r.until_ms > imd_now_ms() WHERE a.id = ANY ($1)`
+
+// Callers is store.Directory's.
+func (s *Store) Callers(ctx context.Context, users []im.UserID) (map[im.UserID]store.Caller, error) {
+	const op = "store.Callers"
+	if len(users) > store.MaxCallers {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxCallers)
+	}
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (map[im.UserID]store.Caller, error) {
+		rows, err := c.Query(ctx, sqlCallers, rules.Texts(users))
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		out := make(map[im.UserID]store.Caller, len(users))
+		for rows.Next() {
+			var u store.User
+			var ms int64
+			var r revocationRow
+			if err := rows.Scan(&u.ID, &ms, &u.Disabled, &r.user, &r.login, &r.before, &r.reason, &r.until); err != nil {
+				return nil, err
+			}
+			u.Created = time.UnixMilli(ms)
+			x := out[u.ID]
+			x.User = u
+			if r.user != nil {
+				x.Revocations = append(x.Revocations, r.revocation())
+			}
+			out[u.ID] = x
+		}
+		return out, rows.Err()
+	})
+	return out, fault(op, err)
 }
 
 // PutKey is store.Directory's.

@@ -19,46 +19,70 @@ import (
 // was under way when the walk began.
 const tokens rules.Tokens = 2
 
-// Sync is store.Reader's. The walk lists, in order of conversation ids, what
-// transactions that its token does not cover have changed, in two statements a
-// page: where the user stands, and what is to be seen there; entries are a third
-// one. What changes while
-// it goes on is of a transaction that was under way when it began, or of a later
-// one, and so comes in the next walk, if not in this one already.
+// Sync is store.Reader's; see SyncMany.
 func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
-	const op = "store.Sync"
-	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
-	epoch := s.DataEpoch()
-	p, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (store.SyncPage, error) {
-		t, ok := tokens.Parse(q.Token)
-		if !ok || t.Epoch != epoch {
-			t = rules.Token{Epoch: epoch}
-			if q.Token != "" {
-				q.Cursors = nil // they are of the other history too
-			}
-		}
-		return walk(ctx, c, q, t)
-	})
-	s.late(ctx, &p)
-	return p, fault(op, err)
+	pages, err := s.SyncMany(ctx, []store.SyncQuery{q})
+	if err != nil {
+		return store.SyncPage{}, err
+	}
+	return pages[0], nil
 }
 
-// sqlStays lists the next conversations of a walk: those that have changed, and
-// those that a cursor asks about. The last column is one that changed.
-const sqlStays = `SELECT h.x, s.* FROM (SELECT imd_horizon() AS x) h LEFT JOIN LATERAL (
+// SyncMany is store.Reader's. A walk lists, in order of conversation ids, what
+// transactions that its token does not cover have changed. All walks together take
+// one statement if nothing has, and else two: where the users stand, and what is to
+// be seen there; entries are a third one. What changes while a walk goes on is of a
+// transaction that was under way when it began, or of a later one, and so comes in
+// the next walk, if not in this one already.
+func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.SyncPage, error) {
+	const op = "store.Sync"
+	if len(qs) > store.MaxSyncs {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d queries", store.MaxSyncs)
+	}
+	if len(qs) == 0 {
+		return nil, nil
+	}
+	epoch := s.DataEpoch()
+	pages, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.SyncPage, error) {
+		walks := make([]*walk, len(qs))
+		for i := range qs {
+			walks[i] = newWalk(epoch, i, qs[i])
+		}
+		if err := beginWalks(ctx, c, walks); err != nil {
+			return nil, err
+		}
+		return finishWalks(ctx, c, walks)
+	})
+	if err != nil {
+		return nil, fault(op, err)
+	}
+	for i := range pages {
+		s.late(ctx, &pages[i])
+	}
+	return pages, nil
+}
+
+// sqlStays lists the next conversations of walks: those that have changed, and
+// those that a cursor asks about ($5 and $6: of which walk, and which). i says
+// which walk a row is of. The last column is one that changed.
+const sqlStays = `SELECT h.x, w.i, s.* FROM (SELECT imd_horizon() AS x) h
+CROSS JOIN unnest($1::text[], $2::text[], $3::int8[], $4::int8[]) WITH ORDINALITY AS w (who, after, since, most, i)
+LEFT JOIN LATERAL (
   SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
-    coalesce(m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3), false) AS changed` + stayTables + `
+    coalesce(m.version >= w.since OR m.role > 0 AND (c.version >= w.since OR p.version >= w.since), false) AS changed` + stayTables + `
   LEFT JOIN LATERAL (SELECT * FROM member o WHERE c.kind = 1 AND o.conversation_id = m.conversation_id
     AND o.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END) p ON true
-  WHERE m.user_id = $1 AND m.conversation_id > $2
-    AND (m.version >= $3 OR m.role > 0 AND (c.version >= $3 OR p.version >= $3) OR m.conversation_id = ANY ($4))
-  ORDER BY m.conversation_id LIMIT $5) s ON true`
+  WHERE m.user_id = w.who AND m.conversation_id > w.after
+    AND (m.version >= w.since OR m.role > 0 AND (c.version >= w.since OR p.version >= w.since)
+      OR (w.i, m.conversation_id) IN (SELECT a.i, a.id FROM unnest($5::int8[], $6::text[]) AS a (i, id)))
+  ORDER BY m.conversation_id LIMIT w.most) s ON true`
 
 // listed is a conversation of a walk.
 type listed struct {
 	stay
 	other   *rules.Member // direct: the other user
 	changed bool
+	walk    *walk
 }
 
 // peerRow takes the other member, which may not be there.
@@ -68,83 +92,147 @@ type peerRow struct {
 	earlier                              []byte
 }
 
-// walk returns the page that begins behind t.
-func walk(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t rules.Token) (store.SyncPage, error) {
-	asked := slices.DeleteFunc(slices.Sorted(maps.Keys(q.Cursors)), func(id im.ConversationID) bool { return id <= t.After })
-	list, horizon, err := stays(ctx, c, q, t, asked)
+// walk is one query on its way.
+type walk struct {
+	number int32 // among those of the call
+	q      store.SyncQuery
+	t      rules.Token
+	asked  []im.ConversationID // by cursors, sorted
+	list   []*listed           // what goes on the page
+	more   bool                // there is more than that
+	bytes  int                 // of the entries read for its pages
+	full   bool                // these are as many as may be
+}
+
+func newWalk(epoch string, number int, q store.SyncQuery) *walk {
+	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
+	t, ok := tokens.Parse(q.Token)
+	if !ok || t.Epoch != epoch {
+		t = rules.Token{Epoch: epoch}
+		if q.Token != "" {
+			q.Cursors = nil // they are of the other history too
+		}
+	}
+	w := &walk{number: int32(number), q: q, t: t}
+	w.asked = slices.DeleteFunc(slices.Sorted(maps.Keys(q.Cursors)), func(id im.ConversationID) bool { return id <= t.After })
+	return w
+}
+
+// beginWalks reads where the users stand.
+func beginWalks(ctx context.Context, c *pgx.Conn, walks []*walk) error {
+	horizon, err := stays(ctx, c, walks)
 	if err != nil {
-		return store.SyncPage{}, err
+		return err
 	}
-	if t.Since > horizon || t.Upto > horizon { // of another history
-		t, q.Cursors = rules.Token{Epoch: t.Epoch}, nil
-		if list, _, err = stays(ctx, c, q, t, nil); err != nil {
-			return store.SyncPage{}, err
-		}
-		asked = nil
-	}
-	if t.Upto == 0 {
-		t.Upto = horizon
-	}
-	// A list that is cut off says nothing about what comes behind it.
-	full := len(list) > q.Limit+len(q.Cursors)
-	list = wanted(list, asked, q, full)
-	p := store.SyncPage{Full: t.Since == 0}
-	if p.More = len(list) > q.Limit; p.More {
-		list = list[:q.Limit]
-	}
-	if p.States, err = states(ctx, c, list); err != nil {
-		return store.SyncPage{}, err
-	}
-	if q.Entries > 0 {
-		if err := addPages(ctx, c, list, q, p.States); err != nil {
-			return store.SyncPage{}, err
+	var again []*walk
+	for _, w := range walks {
+		if w.t.Since > horizon || w.t.Upto > horizon { // of another history
+			w.t, w.q.Cursors, w.asked, w.list = rules.Token{Epoch: w.t.Epoch}, nil, nil, nil
+			again = append(again, w)
 		}
 	}
-	for _, st := range list {
-		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.id}))
+	if len(again) > 0 {
+		if _, err := stays(ctx, c, again); err != nil {
+			return err
+		}
+	}
+	for _, w := range walks {
+		if w.t.Upto == 0 {
+			w.t.Upto = horizon
+		}
+		// A list that is cut off says nothing about what comes behind it.
+		full := len(w.list) > w.q.Limit+len(w.q.Cursors)
+		w.list = w.wanted(full)
+		if w.more = len(w.list) > w.q.Limit; w.more {
+			w.list = w.list[:w.q.Limit]
+		}
+	}
+	return nil
+}
+
+// finishWalks reads what is to be seen and makes the pages.
+func finishWalks(ctx context.Context, c *pgx.Conn, walks []*walk) ([]store.SyncPage, error) {
+	var list []*listed
+	for _, w := range walks {
+		list = append(list, w.list...)
+	}
+	all, err := states(ctx, c, list)
+	if err != nil {
+		return nil, err
+	}
+	if err := addPages(ctx, c, list, all); err != nil {
+		return nil, err
+	}
+	out := make([]store.SyncPage, len(walks))
+	for i, w := range walks {
+		n := len(w.list)
+		out[i] = w.page(all[:n:n])
+		all = all[n:]
+	}
+	return out, nil
+}
+
+// page is the page of a walk with these states.
+func (w *walk) page(states []store.ConversationState) store.SyncPage {
+	t := w.t
+	p := store.SyncPage{More: w.more, Full: t.Since == 0}
+	if len(states) > 0 {
+		p.States = states
+	}
+	for _, l := range w.list {
+		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: l.id}))
 	}
 	if p.More {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
-		return p, nil
+		return p
 	}
 	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
-	return p, nil
+	return p
 }
 
-// stays reads the next conversations of the walk, more than fit on a page even
+// stays reads the next conversations of the walks, more than fit on a page even
 // if all cursors are of conversations that have not moved.
-func stays(ctx context.Context, c *pgx.Conn, q store.SyncQuery, t rules.Token, asked []im.ConversationID) ([]*listed, int64, error) {
-	rows, err := c.Query(ctx, sqlStays, string(q.User), string(t.After), t.Since, rules.Texts(asked), q.Limit+len(q.Cursors)+1)
+func stays(ctx context.Context, c *pgx.Conn, walks []*walk) (horizon int64, err error) {
+	var who, after, asked []string
+	var since, most, of []int64
+	for i, w := range walks {
+		who, after, since = append(who, string(w.q.User)), append(after, string(w.t.After)), append(since, w.t.Since)
+		most = append(most, int64(w.q.Limit+len(w.q.Cursors)+1))
+		for _, id := range w.asked {
+			of, asked = append(of, int64(i+1)), append(asked, string(id))
+		}
+	}
+	rows, err := c.Query(ctx, sqlStays, who, after, since, most, of, asked)
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	defer rows.Close()
-	var out []*listed
-	var horizon int64
 	for rows.Next() {
-		l, err := scanListed(rows, &horizon)
+		var i int64
+		l, err := scanListed(rows, &horizon, &i)
 		if err != nil {
-			return nil, 0, err
+			return 0, err
 		}
 		if l != nil {
-			out = append(out, l)
+			l.walk = walks[i-1]
+			l.walk.list = append(l.walk.list, l)
 		}
 	}
 	rows.Close()
-	return out, horizon, rows.Err()
+	return horizon, rows.Err()
 }
 
-// scanListed reads a row of sqlStays; nil if it has only the horizon.
-func scanListed(rows pgx.Rows, horizon *int64) (*listed, error) {
-	if rows.RawValues()[1] == nil {
-		return nil, rows.Scan(append([]any{horizon}, make([]any, len(rows.RawValues())-1)...)...)
+// scanListed reads a row of sqlStays; nil if it has only the horizon and the walk.
+func scanListed(rows pgx.Rows, horizon, i *int64) (*listed, error) {
+	if rows.RawValues()[2] == nil {
+		return nil, rows.Scan(append([]any{horizon, i}, make([]any, len(rows.RawValues())-2)...)...)
 	}
 	l := &listed{}
 	var p peerRow
-	if err := scanStay(prefixed{rows, horizon}, &l.stay, &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed); err != nil {
+	if err := scanStay(prefixed{rows, []any{horizon, i}}, &l.stay, &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed); err != nil {
 		return nil, err
 	}
 	if p.role == nil {
@@ -158,30 +246,30 @@ func scanListed(rows pgx.Rows, horizon *int64) (*listed, error) {
 	return l, err
 }
 
-// prefixed reads one more column in front.
+// prefixed reads more columns in front.
 type prefixed struct {
 	scanner
-	first any
+	first []any
 }
 
 // Scan is pgx.Row's.
-func (p prefixed) Scan(dest ...any) error { return p.scanner.Scan(append([]any{p.first}, dest...)...) }
+func (p prefixed) Scan(dest ...any) error { return p.scanner.Scan(append(p.first, dest...)...) }
 
 // wanted drops what only a cursor asked about and that is not above it, and adds
-// what cursors name and the user never was in. full: list is cut off.
-func wanted(list []*listed, asked []im.ConversationID, q store.SyncQuery, full bool) []*listed {
+// what cursors name and the user never was in. full: the list is cut off.
+func (w *walk) wanted(full bool) []*listed {
 	last := im.ConversationID("")
-	known := make(map[im.ConversationID]bool, len(list))
-	keep := list[:0]
-	for _, l := range list {
+	known := make(map[im.ConversationID]bool, len(w.list))
+	keep := w.list[:0]
+	for _, l := range w.list {
 		known[l.id], last = true, l.id
-		if l.changed || !l.Present() || l.View.Head() > q.Cursors[l.id] {
+		if l.changed || !l.Present() || l.View.Head() > w.q.Cursors[l.id] {
 			keep = append(keep, l)
 		}
 	}
-	for _, id := range asked {
+	for _, id := range w.asked {
 		if !known[id] && (!full || id < last) {
-			keep = append(keep, &listed{stay: stay{id: id, Member: rules.Member{User: q.User}}})
+			keep = append(keep, &listed{stay: stay{id: id, Member: rules.Member{User: w.q.User}}, walk: w})
 		}
 	}
 	slices.SortFunc(keep, func(a, b *listed) int { return strings.Compare(string(a.id), string(b.id)) })

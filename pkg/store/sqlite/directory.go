@@ -124,19 +124,59 @@ func (s *Store) RevokeLogin(ctx context.Context, r store.Revocation) error {
 func (s *Store) Revocations(ctx context.Context, user im.UserID) ([]store.Revocation, error) {
 	var out []store.Revocation
 	err := s.read(ctx, func(c *conn) error {
-		return c.each(ctx, `SELECT login, issued_before_ms, reason, until_ms FROM revocation WHERE user_id = ? AND until_ms > ? ORDER BY login`,
-			[]any{string(user), time.Now().UnixMilli()}, func(scan func(...any) error) error {
-				r := store.Revocation{User: user}
-				var before, until int64
-				if err := scan(&r.Login, &before, &r.Reason, &until); err != nil {
-					return err
-				}
-				r.IssuedBefore, r.Until = moment(before), moment(until)
-				out = append(out, r)
-				return nil
-			})
+		return c.revocations(ctx, jsonList(map[im.UserID]bool{user: true}), func(r store.Revocation) { out = append(out, r) })
 	})
 	return out, fault("store.Revocations", err)
+}
+
+const sqlRevocations = `SELECT r.user_id, r.login, r.issued_before_ms, r.reason, r.until_ms
+  FROM json_each(?) j JOIN revocation r ON r.user_id = j.value WHERE r.until_ms > ?`
+
+// revocations calls got for each that holds of users, a JSON array.
+func (c *conn) revocations(ctx context.Context, users string, got func(store.Revocation)) error {
+	return c.each(ctx, sqlRevocations, []any{users, time.Now().UnixMilli()}, func(scan func(...any) error) error {
+		var r store.Revocation
+		var before, until int64
+		err := scan(&r.User, &r.Login, &before, &r.Reason, &until)
+		r.IssuedBefore, r.Until = moment(before), moment(until)
+		got(r)
+		return err
+	})
+}
+
+const sqlUsers = `SELECT u.id, u.created_ms, u.disabled FROM json_each(?) j JOIN user u ON u.id = j.value`
+
+// Callers is store.Directory's.
+func (s *Store) Callers(ctx context.Context, users []im.UserID) (map[im.UserID]store.Caller, error) {
+	const op = "store.Callers"
+	if len(users) > store.MaxCallers {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxCallers)
+	}
+	set := make(map[im.UserID]bool, len(users))
+	for _, u := range users {
+		set[u] = true
+	}
+	list, out := jsonList(set), make(map[im.UserID]store.Caller, len(users))
+	err := s.read(ctx, func(c *conn) error {
+		err := c.each(ctx, sqlUsers, []any{list}, func(scan func(...any) error) error {
+			var u store.User
+			var ms int64
+			err := scan(&u.ID, &ms, &u.Disabled)
+			u.Created = time.UnixMilli(ms)
+			out[u.ID] = store.Caller{User: u}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return c.revocations(ctx, list, func(r store.Revocation) {
+			if x, known := out[r.User]; known {
+				x.Revocations = append(x.Revocations, r)
+				out[r.User] = x
+			}
+		})
+	})
+	return out, fault(op, err)
 }
 
 // sqlExpire removes what is over, a kind each.

@@ -19,12 +19,52 @@ const entryColumns = `seq, prev_seq, kind, countable, sender, message_id, client
 
 // scanEntry reads entryColumns.
 func scanEntry(scan func(...any) error, e *im.Entry) error {
-	var ms int64
-	var cmid any
-	err := scan(&e.Seq, &e.PrevSeq, &e.Kind, &e.Countable, &e.Sender, &e.MessageID, &cmid, &ms, &e.TargetSeq,
-		&e.ChangedSeq, &e.Change, &e.Content)
-	e.ServerTime, e.ClientMessageID = time.UnixMilli(ms), unkey(cmid)
-	return err
+	var c cells
+	if err := scan(c.places(entryCells)...); err != nil {
+		return err
+	}
+	*e = im.Entry{
+		Seq: im.Seq(c.int(0)), PrevSeq: im.Seq(c.int(1)), Kind: clientv1.EntryKind(c.int(2)), Countable: c.int(3) != 0, Sender: im.UserID(c.text(4)),
+		MessageID: im.MessageID(c.int(5)), ClientMessageID: unkey(c.list[6]), ServerTime: time.UnixMilli(c.int(7)), TargetSeq: im.Seq(c.int(8)),
+		ChangedSeq: im.Seq(c.int(9)), Change: c.bytes(10), Content: c.bytes(11),
+	}
+	return nil
+}
+
+// entryCells is how many columns entryColumns has.
+const entryCells = 12
+
+// cells are the values of a row as the driver gives them. Taking them apart here
+// costs a fraction of having them converted one by one.
+type cells struct {
+	list [32]any
+	to   [32]any
+}
+
+// places are where the first n values go.
+func (c *cells) places(n int) []any {
+	for i := range n {
+		c.to[i] = &c.list[i]
+	}
+	return c.to[:n]
+}
+
+// int is a number; NULL is 0.
+func (c *cells) int(i int) int64 {
+	n, _ := c.list[i].(int64)
+	return n
+}
+
+// text is a text; NULL is "".
+func (c *cells) text(i int) string {
+	s, _ := c.list[i].(string)
+	return s
+}
+
+// bytes is a blob; NULL is nil.
+func (c *cells) bytes(i int) []byte {
+	b, _ := c.list[i].([]byte)
+	return b
 }
 
 // uuidDashes are where a UUID has dashes.
@@ -87,17 +127,35 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 
 // scanStay reads stayColumns.
 func scanStay(scan func(...any) error, s *stay) error {
-	var earlier []byte
-	v := &s.View
-	err := scan(&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
-		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.kept, &s.Count, &s.MemberVersion)
-	if err != nil {
+	var c cells
+	if err := scan(c.places(stayCells)...); err != nil {
 		return err
 	}
-	v.Log = s.Head
-	v.Earlier, err = rules.DecodeStretches(earlier)
-	v.Keep(s.kept)
+	return s.from(&c)
+}
+
+// stayCells is how many columns stayColumns has.
+const stayCells = 20
+
+// from takes stayColumns, the first cells of a row.
+func (s *stay) from(c *cells) error {
+	s.User, s.ID, s.Role = im.UserID(c.text(0)), im.ConversationID(c.text(1)), clientv1.Role(c.int(2))
+	s.Delivered, s.Read, s.LeftName = im.Seq(c.int(7)), im.Seq(c.int(8)), c.text(9)
+	s.num, s.Kind, s.Name, s.Closed = c.int(10), clientv1.ConversationKind(c.int(11)), c.text(12), c.int(13) != 0
+	s.a, s.b, s.Head = im.UserID(c.text(14)), im.UserID(c.text(15)), im.Seq(c.int(16))
+	s.kept, s.Count, s.MemberVersion = im.Seq(c.int(17)), int(c.int(18)), c.int(19)
+	var err error
+	s.View, err = viewOf(c, 3)
+	s.View.Log = s.Head
+	s.View.Keep(s.kept)
 	return err
+}
+
+// viewOf takes start_seq, end_seq, earlier and cleared, the cells from i on.
+func viewOf(c *cells, i int) (v rules.View, err error) {
+	v.Last, v.Cleared = store.Stretch{Start: im.Seq(c.int(i)), End: im.Seq(c.int(i + 1))}, im.Seq(c.int(i+3))
+	v.Earlier, err = rules.DecodeStretches(c.bytes(i + 2))
+	return v, err
 }
 
 const sqlStay = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id = ?`

@@ -221,6 +221,7 @@ func (w *writer) identify(ctx context.Context, o Options, remembered *mark, copi
 		return err
 	}
 	w.epoch, w.commits = m.epoch, m.commits
+	w.committed.Store(m.commits)
 	return fileFault(o.Path+sideSuffix, w.side.begin(m))
 }
 

@@ -17,70 +17,85 @@ import (
 // tokens are this driver's. They count commits.
 const tokens rules.Tokens = 1
 
-// Sync is store.Reader's. The walk lists, in order of conversation ids, what
-// changed after the commit its token names. What changes while it goes on has
-// a later commit than the one it began at, and so comes in the next walk, if
-// not in this one already.
+// Sync is store.Reader's; see SyncMany.
 func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, error) {
-	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
-	var page store.SyncPage
-	err := s.read(ctx, func(c *conn) error {
-		commits, err := c.commits()
-		if err != nil {
-			return err
-		}
-		t, ok := tokens.Parse(q.Token)
-		if void := !ok || t.Epoch != s.w.epoch || t.Since > commits || t.Upto > commits; void {
-			t = rules.Token{Epoch: s.w.epoch}
-			if q.Token != "" {
-				q.Cursors = nil // they are of the other history too
+	pages, err := s.SyncMany(ctx, []store.SyncQuery{q})
+	if err != nil {
+		return store.SyncPage{}, err
+	}
+	return pages[0], nil
+}
+
+// SyncMany is store.Reader's. A walk lists, in order of conversation ids, what
+// changed after the commit its token names. What changes while it goes on has a
+// later commit than the one it began at, and so comes in the next walk, if not in
+// this one already. All queries see the same snapshot. Where a user stands is one
+// statement, and so is what is new in a conversation that moved a little.
+func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.SyncPage, error) {
+	const op = "store.Sync"
+	if len(qs) > store.MaxSyncs {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d queries", store.MaxSyncs)
+	}
+	pages := make([]store.SyncPage, len(qs))
+	commits := s.w.committed.Load() // or a few more: what changed since comes twice
+	err := s.read(ctx, func(c *conn) (err error) {
+		for i := range qs {
+			if pages[i], err = c.sync(ctx, s.w.epoch, commits, qs[i]); err != nil {
+				return err
 			}
 		}
-		if t.Upto == 0 {
-			t.Upto = commits
-		}
-		page, err = c.walk(ctx, q, t)
-		return err
+		return nil
 	})
-	s.late(ctx, &page)
-	return page, fault("store.Sync", err)
+	if err != nil {
+		return nil, fault(op, err)
+	}
+	for i := range pages {
+		s.late(ctx, &pages[i])
+	}
+	return pages, nil
 }
 
-const sqlCommits = `SELECT commits FROM store WHERE id = 1`
-
-// commits is the number of the newest commit of this snapshot.
-func (c *conn) commits() (n int64, err error) {
-	err = c.row(sqlCommits, nil, &n)
-	return n, err
+// listed is a conversation of a walk.
+type listed struct {
+	stay
+	other   *rules.Member // direct: the other user
+	changed bool          // after the token, and not only asked for by a cursor
 }
 
-// walk returns the page that begins behind t.
-func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token) (store.SyncPage, error) {
-	stays, err := c.changed(ctx, q, t)
+// sync answers one query. commits is the number of a commit that this snapshot has.
+func (c *conn) sync(ctx context.Context, epoch string, commits int64, q store.SyncQuery) (store.SyncPage, error) {
+	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
+	t, ok := tokens.Parse(q.Token)
+	if void := !ok || t.Epoch != epoch || t.Since > commits || t.Upto > commits; void {
+		t = rules.Token{Epoch: epoch}
+		if q.Token != "" {
+			q.Cursors = nil // they are of the other history too
+		}
+	}
+	if t.Upto == 0 {
+		t.Upto = commits
+	}
+	list, err := c.stays(ctx, q, t)
 	if err != nil {
 		return store.SyncPage{}, err
 	}
-	asked, err := c.asked(ctx, q, t, stays)
-	if err != nil {
-		return store.SyncPage{}, err
-	}
-	stays = append(stays, asked...)
-	slices.SortFunc(stays, func(a, b *stay) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return c.walk(ctx, q, t, wanted(list, q, t))
+}
+
+// walk returns the page that begins behind t, of list.
+func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token, list []*listed) (store.SyncPage, error) {
 	p := store.SyncPage{Full: t.Since == 0}
-	if p.More = len(stays) > q.Limit; p.More {
-		stays = stays[:q.Limit]
+	if p.More = len(list) > q.Limit; p.More {
+		list = list[:q.Limit]
 	}
 	room := q.MaxBytes
-	for _, st := range stays {
-		state, err := c.state(ctx, st)
-		if err == nil && q.Entries > 0 && st.num != 0 {
-			state.Page, err = c.pageOf(ctx, st, q, &room)
-		}
+	for _, l := range list {
+		state, err := c.state(ctx, l, q, &room)
 		if err != nil {
 			return store.SyncPage{}, err
 		}
 		p.States = append(p.States, state)
-		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: st.ID}))
+		p.TokenAfter = append(p.TokenAfter, tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Since, Upto: t.Upto, After: l.ID}))
 	}
 	if p.More {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
@@ -93,79 +108,53 @@ func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token) (stor
 	return p, nil
 }
 
-// pageOf reads what belongs on a state while there is room; nil if there is none.
-func (c *conn) pageOf(ctx context.Context, st *stay, q store.SyncQuery, room *int) (*store.HistoryPage, error) {
-	if q.MaxBytes > 0 && *room <= 0 {
-		return nil, nil
+// The next conversations of a walk: those that have changed, and those that a
+// cursor asks about, each with where the other user of a direct one stands.
+const (
+	sqlStays      = sqlStaysBegin + `)` + sqlStaysEnd
+	sqlStaysAsked = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
+	sqlStaysBegin = `SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
+    m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + `
+  LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
+    AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END
+  WHERE m.user_id = ?1 AND m.conversation_id > ?2 AND (m.version > ?3 OR m.role > 0 AND c.version > ?3`
+	sqlStaysEnd = ` ORDER BY m.conversation_id LIMIT ?4`
+)
+
+// stays reads the next conversations of the walk, more than fit on a page even
+// if all cursors are of conversations that have not moved.
+func (c *conn) stays(ctx context.Context, q store.SyncQuery, t rules.Token) (list []*listed, err error) {
+	query, args := sqlStays, []any{string(q.User), string(t.After), t.Since, q.Limit + len(q.Cursors) + 1}
+	if len(q.Cursors) > 0 {
+		query, args = sqlStaysAsked, append(args, jsonList(q.Cursors))
 	}
-	have, known := q.Cursors[st.ID]
-	p, err := c.page(ctx, st.num, st.View, store.HistoryQuery{
-		After: max(have, 0), Limit: min(q.Entries, store.MaxPage), Backward: !known, MaxBytes: max(*room, 0),
+	err = c.each(ctx, query, args, func(scan func(...any) error) error {
+		l, err := scanListed(scan)
+		list = append(list, l)
+		return err
 	})
-	for i := range p.Entries {
-		*room -= len(p.Entries[i].Content) + len(p.Entries[i].Change)
-	}
-	if err != nil || q.MaxBytes > 0 && *room < 0 {
+	return list, err
+}
+
+// scanListed reads a row of sqlStays.
+func scanListed(scan func(...any) error) (*listed, error) {
+	const peer, all = stayCells, stayCells + 8
+	var c cells
+	if err := scan(c.places(all)...); err != nil {
 		return nil, err
 	}
-	return &p, nil
-}
-
-const sqlChanged = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ? AND m.conversation_id > ?
-  AND (m.version > ? OR (m.role > 0 AND c.version > ?)) ORDER BY m.conversation_id LIMIT ?`
-
-// changed are the next conversations of the walk that have changed, one more
-// than fits on the page if there are more.
-func (c *conn) changed(ctx context.Context, q store.SyncQuery, t rules.Token) ([]*stay, error) {
-	var out []*stay
-	err := c.each(ctx, sqlChanged, []any{string(q.User), string(t.After), t.Since, t.Since, q.Limit + 1}, func(scan func(...any) error) error {
-		st := &stay{}
-		out = append(out, st)
-		return scanStay(scan, st)
-	})
-	return out, err
-}
-
-const sqlAsked = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ?
-  AND m.conversation_id IN (SELECT value FROM json_each(?))`
-
-// asked are the conversations beyond the token that a cursor brings into the
-// walk: there is something above it, or the user is not in it (any more).
-func (c *conn) asked(ctx context.Context, q store.SyncQuery, t rules.Token, already []*stay) ([]*stay, error) {
-	open := map[im.ConversationID]bool{}
-	for id := range q.Cursors {
-		if id > t.After {
-			open[id] = true
-		}
+	l := &listed{changed: c.int(all-1) != 0}
+	if err := l.from(&c); err != nil || c.list[peer] == nil { // there is no other user
+		return l, err
 	}
-	for _, st := range already {
-		delete(open, st.ID)
-	}
-	if len(open) == 0 {
-		return nil, nil
-	}
-	var out []*stay
-	err := c.each(ctx, sqlAsked, []any{string(q.User), jsonList(open)}, func(scan func(...any) error) error {
-		st := &stay{}
-		if err := scanStay(scan, st); err != nil {
-			return err
-		}
-		delete(open, st.ID)
-		if !st.Present() || st.View.Head() > q.Cursors[st.ID] {
-			out = append(out, st)
-		}
-		return nil
-	})
-	for id := range open {
-		st := &stay{} // never was a member, or no such conversation
-		st.ID, st.User = id, q.User
-		out = append(out, st)
-	}
-	return out, err
+	var err error
+	l.other = &rules.Member{Role: clientv1.Role(c.int(peer)), Delivered: im.Seq(c.int(peer + 5)), Read: im.Seq(c.int(peer + 6))}
+	l.other.View, err = viewOf(&c, peer+1)
+	return l, err
 }
 
 // jsonList is a JSON array of the keys of m.
-func jsonList[K ~string](m map[K]bool) string {
+func jsonList[K ~string, V any](m map[K]V) string {
 	list := make([]string, 0, len(m))
 	for k := range m {
 		list = append(list, string(k))
@@ -174,34 +163,100 @@ func jsonList[K ~string](m map[K]bool) string {
 	return string(b)
 }
 
-// state is what the user of st sees of its conversation.
-func (c *conn) state(ctx context.Context, st *stay) (store.ConversationState, error) {
-	if st.num == 0 {
-		return store.ConversationState{Conversation: st.ID}, nil
+// wanted drops what only a cursor asked about and that is not above it, and adds
+// what cursors name and the user never was in. A list that is cut off says
+// nothing about what comes behind it.
+func wanted(list []*listed, q store.SyncQuery, t rules.Token) []*listed {
+	open := make(map[im.ConversationID]bool, len(q.Cursors))
+	for id := range q.Cursors {
+		if id > t.After && (len(list) <= q.Limit+len(q.Cursors) || id < list[len(list)-1].ID) {
+			open[id] = true
+		}
+	}
+	keep := list[:0]
+	for _, l := range list {
+		delete(open, l.ID)
+		if l.changed || !l.Present() || l.View.Head() > q.Cursors[l.ID] {
+			keep = append(keep, l)
+		}
+	}
+	if len(open) == 0 {
+		return keep
+	}
+	for id := range open { // never was a member, or no such conversation
+		l := &listed{}
+		l.ID, l.User = id, q.User
+		keep = append(keep, l)
+	}
+	slices.SortFunc(keep, func(a, b *listed) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return keep
+}
+
+// state is what the user of l sees of its conversation. room is what is left for
+// contents.
+func (c *conn) state(ctx context.Context, l *listed, q store.SyncQuery, room *int) (store.ConversationState, error) {
+	if l.num == 0 {
+		return store.ConversationState{Conversation: l.ID}, nil
 	}
 	out := store.ConversationState{
-		Conversation: st.ID, Kind: st.Kind, Name: st.LeftName, Peer: st.peer(st.User), Role: st.Role,
-		Start: st.View.Start(), Head: st.View.Head(), Read: st.Read, Delivered: st.Here(),
+		Conversation: l.ID, Kind: l.Kind, Name: l.LeftName, Peer: l.peer(l.User), Role: l.Role,
+		Start: l.View.Start(), Head: l.View.Head(), Read: l.Read, Delivered: l.Here(),
 	}
-	if st.Present() { // who has left learns nothing of what came after
-		out.Name, out.Closed, out.Members = st.Name, st.Closed, st.Count
+	if l.Present() { // who has left learns nothing of what came after
+		out.Name, out.Closed, out.Members = l.Name, l.Closed, l.Count
 	}
-	var err error
-	if out.Unread, err = c.unread(st); err != nil {
-		return out, err
-	}
-	if out.Last, err = c.last(ctx, st); err != nil {
-		return out, err
-	}
-	if out.Peer != "" {
-		peer, err := c.stayOf("store.Sync", st.ID, out.Peer)
-		if err != nil {
-			return out, err
-		}
-		m := peer.Public()
+	if l.other != nil {
+		l.other.User, l.other.View.Log = out.Peer, l.View.Log
+		l.other.View.Keep(l.kept)
+		m := l.other.Public()
 		out.PeerMember = &m
 	}
-	return out, nil
+	page, asked := pageQuery(l, q, *room)
+	near, err := c.near(ctx, l, page, asked)
+	switch {
+	case err != nil:
+		return out, err
+	case near != nil:
+		out.Unread, out.Last = near.unread(l), near.last()
+	default:
+		if out.Unread, err = c.unread(&l.stay); err != nil {
+			return out, err
+		}
+	}
+	if out.Last == nil {
+		if out.Last, err = c.last(ctx, &l.stay); err != nil {
+			return out, err
+		}
+	}
+	if !asked {
+		return out, nil
+	}
+	p, err := c.pageOf(ctx, l, page, near)
+	for i := range p.Entries {
+		*room -= len(p.Entries[i].Content) + len(p.Entries[i].Change)
+	}
+	if err == nil && (q.MaxBytes == 0 || *room >= 0) {
+		out.Page = &p
+	}
+	return out, err
+}
+
+// pageQuery is what is to be read for the page of a state; false = nothing: it
+// was not asked for, or there is no room.
+func pageQuery(l *listed, q store.SyncQuery, room int) (store.HistoryQuery, bool) {
+	if q.Entries == 0 || q.MaxBytes > 0 && room <= 0 {
+		return store.HistoryQuery{}, false
+	}
+	have, known := q.Cursors[l.ID]
+	return store.HistoryQuery{After: max(have, 0), Limit: min(q.Entries, store.MaxPage), Backward: !known, MaxBytes: max(room, 0)}, true
+}
+
+// pageOf makes the page of a state, of near entries if these are all of it.
+func (c *conn) pageOf(ctx context.Context, l *listed, q store.HistoryQuery, near nearby) (store.HistoryPage, error) {
+	if near != nil {
+		return near.page(l, q), nil
+	}
+	return c.page(ctx, l.num, l.View, q)
 }
 
 const sqlHeads = `SELECT m.user_id, m.conversation_id, CASE WHEN m.end_seq > 0 THEN m.end_seq ELSE c.head END
@@ -217,17 +272,13 @@ func (s *Store) Heads(ctx context.Context, users []im.UserID, version string) ([
 		return nil, "", refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxHeadUsers)
 	}
 	var out []store.UserHead
-	var next string
+	commits := s.w.committed.Load()
+	next := tokens.Format(rules.Token{Epoch: s.w.epoch, Since: commits})
+	t, ok := tokens.Parse(version)
+	if !ok || t.Epoch != s.w.epoch || t.Since >= commits || len(users) == 0 {
+		return nil, next, nil
+	}
 	err := s.read(ctx, func(c *conn) error {
-		commits, err := c.commits()
-		if err != nil {
-			return err
-		}
-		next = tokens.Format(rules.Token{Epoch: s.w.epoch, Since: commits})
-		t, ok := tokens.Parse(version)
-		if !ok || t.Epoch != s.w.epoch || t.Since > commits || t.Since == commits || len(users) == 0 {
-			return nil
-		}
 		set := make(map[im.UserID]bool, len(users))
 		for _, u := range users {
 			set[u] = true

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,6 +21,8 @@ import (
 // writer is the only one that changes the database.
 type writer struct {
 	turn chan struct{} // capacity 1: who puts into it may write
+
+	committed atomic.Int64 // commits, for everybody; behind it for a moment
 
 	// All below belongs to the holder of the turn.
 	conn
@@ -162,6 +165,7 @@ func (t *tx) commit() error {
 	}
 	failpoint.Hit(failpoint.AfterCommit)
 	t.writer.commits, t.writer.newest = t.version, t.newest
+	t.committed.Store(t.version)
 	if t.feeds != nil {
 		t.feeding = *t.feeds
 	}

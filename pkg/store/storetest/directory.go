@@ -71,6 +71,19 @@ func revocations(k *kit) {
 	if len(got) != 2 || got["l1"].Reason != clientv1.Reason_REASON_KICKED || !got[""].IssuedBefore.Equal(now) || !got[""].Until.Equal(now.Add(2*time.Hour)) {
 		k.Errorf("revocations: %+v", got)
 	}
+	_, err := k.s.PutUser(k.ctx(), "a")
+	k.must(err)
+	k.must(k.s.SetDisabled(k.ctx(), "c", true))
+	callers, err := k.s.Callers(k.ctx(), []im.UserID{"a", "b", "c", "a", "nobody"})
+	k.must(err)
+	same(k, "callers", len(callers), 2) // b was never seen
+	same(k, "a caller's revocations", len(callers["a"].Revocations), len(got))
+	if c := callers["c"]; !c.User.Disabled || c.User.ID != "c" || callers["a"].User.Disabled || callers["a"].User.Created.IsZero() {
+		k.Errorf("callers: %+v", callers)
+	}
+	if _, err := k.s.Callers(k.ctx(), make([]im.UserID, store.MaxCallers+1)); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
+		k.Errorf("too many callers: %v", err)
+	}
 	put(store.Revocation{User: "a", Login: "l1", Reason: clientv1.Reason_REASON_REVOKED, Until: now.Add(time.Minute)})
 	if r := list("a")["l1"]; !r.Until.Equal(now.Add(time.Hour)) {
 		k.Errorf("a second revocation shortened the first: %+v", r)

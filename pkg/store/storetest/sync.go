@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -269,6 +270,58 @@ func syncWhileChanging(k *kit) {
 			k.Errorf("%s: the walks know %d, the head is %d", id, known[id], s.Head)
 		}
 	}
+}
+
+// syncMany asks for many pages at once: none changes another.
+func syncMany(k *kit) {
+	list := many(k, "u", 30)
+	left := k.group("z", "u")
+	k.fill(left, "z", 5)
+	k.remove(left, "z", "u")
+	_, token := k.syncAll(store.SyncQuery{User: "u"})
+	_, quiet := k.syncAll(store.SyncQuery{User: "p001"})
+	k.sent(to("p000", "u", "new"), to("p003", "u", "new"))
+	cursors := map[im.ConversationID]im.Seq{list[0]: 0, list[3]: 1, list[9]: 0, left: 3, "g_none": 1}
+	qs := []store.SyncQuery{
+		{User: "u"}, {User: "u", Token: token}, {User: "nobody"}, {User: "u", Token: token, Entries: 2, Cursors: cursors},
+		{User: "u", Entries: 20, MaxBytes: 60}, {User: "p001", Token: quiet}, {User: "u", Limit: 3, Entries: 1}, {User: "u", Token: "void", Cursors: cursors},
+		{User: "p003", Entries: 5}, {User: "u", Entries: 20, MaxBytes: 60},
+	}
+	for i := range qs {
+		if qs[i].Limit == 0 {
+			qs[i].Limit = store.MaxSyncPage
+		}
+	}
+	pages, err := k.s.SyncMany(k.ctx(), qs)
+	if err != nil || len(pages) != len(qs) {
+		k.Fatalf("%d pages, %v", len(pages), err)
+	}
+	for i, q := range qs {
+		want, got := k.sync(q), pages[i]
+		what := fmt.Sprintf("query %d", i)
+		if a, b := text(got.States), text(want.States); a != b {
+			k.Errorf("%s: %.2000s, want %.2000s", what, a, b)
+		}
+		same(k, what+": more, full, tokens", []any{got.More, got.Full, len(got.TokenAfter), got.Token == ""}, []any{want.More, want.Full, len(want.TokenAfter), false})
+		q.Token, q.Cursors = got.Token, nil
+		if !got.More {
+			if p := k.sync(q); len(p.States) != 0 {
+				k.Errorf("%s: its token brings %+v", what, p.States)
+			}
+		}
+	}
+	if p, err := k.s.SyncMany(k.ctx(), nil); err != nil || len(p) != 0 {
+		k.Errorf("nothing: %v, %v", p, err)
+	}
+	if _, err := k.s.SyncMany(k.ctx(), make([]store.SyncQuery, store.MaxSyncs+1)); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
+		k.Errorf("too many: %v", err)
+	}
+}
+
+// text is all of a value, through its pointers.
+func text(v any) string {
+	b, err := json.Marshal(v)
+	return string(b) + fmt.Sprint(err)
 }
 
 func voidTokens(k *kit) {

@@ -1352,6 +1352,149 @@ func (x *SyncResponse) GetResult() *clientv1.SyncResult {
 	return nil
 }
 
+// SyncManyRequest asks for a page for each of many users.
+type SyncManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*SyncRequest         `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncManyRequest) Reset() {
+	*x = SyncManyRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncManyRequest) ProtoMessage() {}
+
+func (x *SyncManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncManyRequest.ProtoReflect.Descriptor instead.
+func (*SyncManyRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SyncManyRequest) GetRequests() []*SyncRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// SyncManyResponse has an answer for each request, in their order.
+type SyncManyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*SyncAnswer          `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncManyResponse) Reset() {
+	*x = SyncManyResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncManyResponse) ProtoMessage() {}
+
+func (x *SyncManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncManyResponse.ProtoReflect.Descriptor instead.
+func (*SyncManyResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SyncManyResponse) GetAnswers() []*SyncAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// SyncAnswer is a page, or why there is none.
+type SyncAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Result        *clientv1.SyncResult   `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	Error         *clientv1.Error        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncAnswer) Reset() {
+	*x = SyncAnswer{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncAnswer) ProtoMessage() {}
+
+func (x *SyncAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncAnswer.ProtoReflect.Descriptor instead.
+func (*SyncAnswer) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SyncAnswer) GetResult() *clientv1.SyncResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *SyncAnswer) GetError() *clientv1.Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // HistoryRequest asks for one page of entries.
 type HistoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1368,7 +1511,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1523,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[21]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1536,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{21}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HistoryRequest) GetUserId() string {
@@ -1434,7 +1577,7 @@ type HistoryResponse struct {
 
 func (x *HistoryResponse) Reset() {
 	*x = HistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1589,7 @@ func (x *HistoryResponse) String() string {
 func (*HistoryResponse) ProtoMessage() {}
 
 func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[22]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1602,7 @@ func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
 func (*HistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{22}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HistoryResponse) GetResult() *clientv1.HistoryResult {
@@ -1485,7 +1628,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1640,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[23]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1653,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{23}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MembersRequest) GetConversationId() string {
@@ -1556,7 +1699,7 @@ type MembersResponse struct {
 
 func (x *MembersResponse) Reset() {
 	*x = MembersResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1711,7 @@ func (x *MembersResponse) String() string {
 func (*MembersResponse) ProtoMessage() {}
 
 func (x *MembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[24]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1724,7 @@ func (x *MembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
 func (*MembersResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{24}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MembersResponse) GetMembers() []*Member {
@@ -1634,7 +1777,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1789,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[25]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1802,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{25}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetUserId() string {
@@ -1710,7 +1853,7 @@ type HeadsRequest struct {
 
 func (x *HeadsRequest) Reset() {
 	*x = HeadsRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1865,7 @@ func (x *HeadsRequest) String() string {
 func (*HeadsRequest) ProtoMessage() {}
 
 func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[26]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1878,7 @@ func (x *HeadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsRequest.ProtoReflect.Descriptor instead.
 func (*HeadsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{26}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HeadsRequest) GetUserIds() []string {
@@ -1766,7 +1909,7 @@ type HeadsResponse struct {
 
 func (x *HeadsResponse) Reset() {
 	*x = HeadsResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1921,7 @@ func (x *HeadsResponse) String() string {
 func (*HeadsResponse) ProtoMessage() {}
 
 func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[27]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1934,7 @@ func (x *HeadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsResponse.ProtoReflect.Descriptor instead.
 func (*HeadsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{27}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeadsResponse) GetHeads() []*UserHead {
@@ -1827,7 +1970,7 @@ type UserHead struct {
 
 func (x *UserHead) Reset() {
 	*x = UserHead{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +1982,7 @@ func (x *UserHead) String() string {
 func (*UserHead) ProtoMessage() {}
 
 func (x *UserHead) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[28]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1995,7 @@ func (x *UserHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserHead.ProtoReflect.Descriptor instead.
 func (*UserHead) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{28}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UserHead) GetUserId() string {
@@ -1888,7 +2031,7 @@ type ClearHistoryRequest struct {
 
 func (x *ClearHistoryRequest) Reset() {
 	*x = ClearHistoryRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +2043,7 @@ func (x *ClearHistoryRequest) String() string {
 func (*ClearHistoryRequest) ProtoMessage() {}
 
 func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[29]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +2056,7 @@ func (x *ClearHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ClearHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{29}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ClearHistoryRequest) GetConversationId() string {
@@ -1947,7 +2090,7 @@ type ClearHistoryResponse struct {
 
 func (x *ClearHistoryResponse) Reset() {
 	*x = ClearHistoryResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2102,7 @@ func (x *ClearHistoryResponse) String() string {
 func (*ClearHistoryResponse) ProtoMessage() {}
 
 func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[30]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2115,7 @@ func (x *ClearHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ClearHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{30}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClearHistoryResponse) GetStart() int64 {
@@ -2000,7 +2143,7 @@ type ScheduleRequest struct {
 
 func (x *ScheduleRequest) Reset() {
 	*x = ScheduleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2155,7 @@ func (x *ScheduleRequest) String() string {
 func (*ScheduleRequest) ProtoMessage() {}
 
 func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[31]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2168,7 @@ func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
 func (*ScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{31}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ScheduleRequest) GetConversationId() string {
@@ -2088,7 +2231,7 @@ type ScheduleResponse struct {
 
 func (x *ScheduleResponse) Reset() {
 	*x = ScheduleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2243,7 @@ func (x *ScheduleResponse) String() string {
 func (*ScheduleResponse) ProtoMessage() {}
 
 func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[32]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2256,7 @@ func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleResponse.ProtoReflect.Descriptor instead.
 func (*ScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{32}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ScheduleResponse) GetScheduled() *imdv1.ScheduledMessage {
@@ -2148,7 +2291,7 @@ type ListScheduledRequest struct {
 
 func (x *ListScheduledRequest) Reset() {
 	*x = ListScheduledRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2303,7 @@ func (x *ListScheduledRequest) String() string {
 func (*ListScheduledRequest) ProtoMessage() {}
 
 func (x *ListScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[33]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2316,7 @@ func (x *ListScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScheduledRequest.ProtoReflect.Descriptor instead.
 func (*ListScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{33}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListScheduledRequest) GetUserId() string {
@@ -2222,7 +2365,7 @@ type ListScheduledResponse struct {
 
 func (x *ListScheduledResponse) Reset() {
 	*x = ListScheduledResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2377,7 @@ func (x *ListScheduledResponse) String() string {
 func (*ListScheduledResponse) ProtoMessage() {}
 
 func (x *ListScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2390,7 @@ func (x *ListScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScheduledResponse.ProtoReflect.Descriptor instead.
 func (*ListScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListScheduledResponse) GetScheduled() []*imdv1.ScheduledMessage {
@@ -2276,7 +2419,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2431,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2444,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelScheduledRequest) GetScheduledId() int64 {
@@ -2328,7 +2471,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2340,7 +2483,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2353,7 +2496,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CancelScheduledResponse) GetScheduled() *imdv1.ScheduledMessage {
@@ -2372,7 +2515,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2527,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2540,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
 }
 
 // HealthResponse is empty: every lane answered.
@@ -2410,7 +2553,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2565,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2578,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HealthResponse) GetDataEpoch() string {
@@ -2455,7 +2598,7 @@ type UserRequest struct {
 
 func (x *UserRequest) Reset() {
 	*x = UserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2610,7 @@ func (x *UserRequest) String() string {
 func (*UserRequest) ProtoMessage() {}
 
 func (x *UserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2623,7 @@ func (x *UserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRequest.ProtoReflect.Descriptor instead.
 func (*UserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UserRequest) GetUserId() string {
@@ -2502,7 +2645,7 @@ type UserResponse struct {
 
 func (x *UserResponse) Reset() {
 	*x = UserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2657,7 @@ func (x *UserResponse) String() string {
 func (*UserResponse) ProtoMessage() {}
 
 func (x *UserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2670,7 @@ func (x *UserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserResponse.ProtoReflect.Descriptor instead.
 func (*UserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UserResponse) GetUserId() string {
@@ -2562,7 +2705,7 @@ type SetUserRequest struct {
 
 func (x *SetUserRequest) Reset() {
 	*x = SetUserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2717,7 @@ func (x *SetUserRequest) String() string {
 func (*SetUserRequest) ProtoMessage() {}
 
 func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2730,7 @@ func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserRequest.ProtoReflect.Descriptor instead.
 func (*SetUserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetUserRequest) GetUserId() string {
@@ -2613,7 +2756,7 @@ type SetUserResponse struct {
 
 func (x *SetUserResponse) Reset() {
 	*x = SetUserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2625,7 +2768,7 @@ func (x *SetUserResponse) String() string {
 func (*SetUserResponse) ProtoMessage() {}
 
 func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2638,7 +2781,7 @@ func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserResponse.ProtoReflect.Descriptor instead.
 func (*SetUserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
 }
 
 // SetBlockRequest sets or lifts a block.
@@ -2655,7 +2798,7 @@ type SetBlockRequest struct {
 
 func (x *SetBlockRequest) Reset() {
 	*x = SetBlockRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2810,7 @@ func (x *SetBlockRequest) String() string {
 func (*SetBlockRequest) ProtoMessage() {}
 
 func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2823,7 @@ func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockRequest.ProtoReflect.Descriptor instead.
 func (*SetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetBlockRequest) GetUserId() string {
@@ -2713,7 +2856,7 @@ type SetBlockResponse struct {
 
 func (x *SetBlockResponse) Reset() {
 	*x = SetBlockResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2868,7 @@ func (x *SetBlockResponse) String() string {
 func (*SetBlockResponse) ProtoMessage() {}
 
 func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2881,7 @@ func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockResponse.ProtoReflect.Descriptor instead.
 func (*SetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
 // SetMuteRequest mutes a conversation for one member.
@@ -2754,7 +2897,7 @@ type SetMuteRequest struct {
 
 func (x *SetMuteRequest) Reset() {
 	*x = SetMuteRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +2909,7 @@ func (x *SetMuteRequest) String() string {
 func (*SetMuteRequest) ProtoMessage() {}
 
 func (x *SetMuteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +2922,7 @@ func (x *SetMuteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMuteRequest.ProtoReflect.Descriptor instead.
 func (*SetMuteRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetMuteRequest) GetConversationId() string {
@@ -2812,7 +2955,7 @@ type SetMuteResponse struct {
 
 func (x *SetMuteResponse) Reset() {
 	*x = SetMuteResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2967,7 @@ func (x *SetMuteResponse) String() string {
 func (*SetMuteResponse) ProtoMessage() {}
 
 func (x *SetMuteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2980,7 @@ func (x *SetMuteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMuteResponse.ProtoReflect.Descriptor instead.
 func (*SetMuteResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
 }
 
 // MutesRequest asks for one page of mutes by conversation.
@@ -2854,7 +2997,7 @@ type MutesRequest struct {
 
 func (x *MutesRequest) Reset() {
 	*x = MutesRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +3009,7 @@ func (x *MutesRequest) String() string {
 func (*MutesRequest) ProtoMessage() {}
 
 func (x *MutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3022,7 @@ func (x *MutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MutesRequest.ProtoReflect.Descriptor instead.
 func (*MutesRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *MutesRequest) GetUserId() string {
@@ -2913,7 +3056,7 @@ type MutesResponse struct {
 
 func (x *MutesResponse) Reset() {
 	*x = MutesResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3068,7 @@ func (x *MutesResponse) String() string {
 func (*MutesResponse) ProtoMessage() {}
 
 func (x *MutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3081,7 @@ func (x *MutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MutesResponse.ProtoReflect.Descriptor instead.
 func (*MutesResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *MutesResponse) GetMutes() []*Mute {
@@ -2959,7 +3102,7 @@ type Mute struct {
 
 func (x *Mute) Reset() {
 	*x = Mute{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3114,7 @@ func (x *Mute) String() string {
 func (*Mute) ProtoMessage() {}
 
 func (x *Mute) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3127,7 @@ func (x *Mute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mute.ProtoReflect.Descriptor instead.
 func (*Mute) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Mute) GetConversationId() string {
@@ -3013,7 +3156,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3168,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3181,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -3074,7 +3217,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3229,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3242,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -3114,6 +3257,149 @@ func (x *AdmitResponse) GetDataEpoch() string {
 		return x.DataEpoch
 	}
 	return ""
+}
+
+// AdmitManyRequest describes logins that want sessions.
+type AdmitManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*AdmitRequest        `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitManyRequest) Reset() {
+	*x = AdmitManyRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitManyRequest) ProtoMessage() {}
+
+func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitManyRequest.ProtoReflect.Descriptor instead.
+func (*AdmitManyRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *AdmitManyRequest) GetRequests() []*AdmitRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// AdmitManyResponse has an answer for each request, in their order.
+type AdmitManyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*AdmitAnswer         `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitManyResponse) Reset() {
+	*x = AdmitManyResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitManyResponse) ProtoMessage() {}
+
+func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitManyResponse.ProtoReflect.Descriptor instead.
+func (*AdmitManyResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *AdmitManyResponse) GetAnswers() []*AdmitAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// AdmitAnswer says whether a login may begin a session, or why that is not known.
+type AdmitAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Response      *AdmitResponse         `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Error         *clientv1.Error        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitAnswer) Reset() {
+	*x = AdmitAnswer{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitAnswer) ProtoMessage() {}
+
+func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitAnswer.ProtoReflect.Descriptor instead.
+func (*AdmitAnswer) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *AdmitAnswer) GetResponse() *AdmitResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *AdmitAnswer) GetError() *clientv1.Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
 }
 
 // RevokeRequest ends logins.
@@ -3132,7 +3418,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3430,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3443,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -3197,7 +3483,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3495,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3508,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 // ProveRequest says which sessions a claim displaced.
@@ -3244,7 +3530,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3542,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3555,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProveRequest) GetUserId() string {
@@ -3312,7 +3598,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3610,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3623,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProveResponse) GetRouteEpoch() uint64 {
@@ -3363,7 +3649,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3661,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3674,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -3443,7 +3729,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3741,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3754,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -3487,7 +3773,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3785,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3798,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 // VisibleRequest asks whom a user may see.
@@ -3528,7 +3814,7 @@ type VisibleRequest struct {
 
 func (x *VisibleRequest) Reset() {
 	*x = VisibleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3826,7 @@ func (x *VisibleRequest) String() string {
 func (*VisibleRequest) ProtoMessage() {}
 
 func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3839,7 @@ func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
 func (*VisibleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *VisibleRequest) GetUserId() string {
@@ -3581,7 +3867,7 @@ type VisibleResponse struct {
 
 func (x *VisibleResponse) Reset() {
 	*x = VisibleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3879,7 @@ func (x *VisibleResponse) String() string {
 func (*VisibleResponse) ProtoMessage() {}
 
 func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3892,7 @@ func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
 func (*VisibleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *VisibleResponse) GetUserIds() []string {
@@ -3626,7 +3912,7 @@ type LastSeenRequest struct {
 
 func (x *LastSeenRequest) Reset() {
 	*x = LastSeenRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3924,7 @@ func (x *LastSeenRequest) String() string {
 func (*LastSeenRequest) ProtoMessage() {}
 
 func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3937,7 @@ func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
 func (*LastSeenRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *LastSeenRequest) GetUserIds() []string {
@@ -3671,7 +3957,7 @@ type LastSeenResponse struct {
 
 func (x *LastSeenResponse) Reset() {
 	*x = LastSeenResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3683,7 +3969,7 @@ func (x *LastSeenResponse) String() string {
 func (*LastSeenResponse) ProtoMessage() {}
 
 func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3696,7 +3982,7 @@ func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
 func (*LastSeenResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LastSeenResponse) GetUsers() []*LastSeen {
@@ -3717,7 +4003,7 @@ type LastSeen struct {
 
 func (x *LastSeen) Reset() {
 	*x = LastSeen{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +4015,7 @@ func (x *LastSeen) String() string {
 func (*LastSeen) ProtoMessage() {}
 
 func (x *LastSeen) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +4028,7 @@ func (x *LastSeen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
 func (*LastSeen) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *LastSeen) GetUserId() string {
@@ -3770,7 +4056,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4068,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4081,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -3815,7 +4101,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +4113,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +4126,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -3860,7 +4146,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +4158,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +4171,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3923,7 +4209,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4221,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4234,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -4065,7 +4351,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4077,7 +4363,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4090,7 +4376,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -4105,7 +4391,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4403,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4416,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -4160,7 +4446,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4458,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4471,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -4234,7 +4520,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4246,7 +4532,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4259,7 +4545,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -4360,7 +4646,7 @@ type Audience struct {
 
 func (x *Audience) Reset() {
 	*x = Audience{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4372,7 +4658,7 @@ func (x *Audience) String() string {
 func (*Audience) ProtoMessage() {}
 
 func (x *Audience) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4385,7 +4671,7 @@ func (x *Audience) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audience.ProtoReflect.Descriptor instead.
 func (*Audience) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Audience) GetMemberVersion() int64 {
@@ -4436,7 +4722,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4734,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4747,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -4496,7 +4782,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +4794,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +4807,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -4569,7 +4855,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4581,7 +4867,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4594,7 +4880,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -4614,7 +4900,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4912,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4925,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -4659,7 +4945,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4957,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4970,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -4710,7 +4996,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +5008,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +5021,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4785,7 +5071,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +5083,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +5096,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4871,7 +5157,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4883,7 +5169,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4896,7 +5182,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4988,7 +5274,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5286,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5299,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -5065,7 +5351,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5077,7 +5363,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5090,7 +5376,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -5135,7 +5421,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5147,7 +5433,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5160,7 +5446,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -5193,7 +5479,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5491,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5504,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{90}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -5316,7 +5602,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\tmax_bytes\x18\x05 \x01(\x05R\bmaxBytes\x12\x12\n" +
 	"\x04json\x18\x06 \x01(\bR\x04json\"A\n" +
 	"\fSyncResponse\x121\n" +
-	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\"\x8c\x01\n" +
+	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\"K\n" +
+	"\x0fSyncManyRequest\x128\n" +
+	"\brequests\x18\x01 \x03(\v2\x1c.imd.internal.v1.SyncRequestR\brequests\"I\n" +
+	"\x10SyncManyResponse\x125\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1b.imd.internal.v1.SyncAnswerR\aanswers\"k\n" +
+	"\n" +
+	"SyncAnswer\x121\n" +
+	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"\x8c\x01\n" +
 	"\x0eHistoryRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x120\n" +
 	"\ahistory\x18\x02 \x01(\v2\x16.imd.client.v1.HistoryR\ahistory\x12\x1b\n" +
@@ -5427,7 +5721,14 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\rAdmitResponse\x12%\n" +
 	"\x0erefused_reason\x18\x01 \x01(\tR\rrefusedReason\x12\x1d\n" +
 	"\n" +
-	"data_epoch\x18\x02 \x01(\tR\tdataEpoch\"v\n" +
+	"data_epoch\x18\x02 \x01(\tR\tdataEpoch\"M\n" +
+	"\x10AdmitManyRequest\x129\n" +
+	"\brequests\x18\x01 \x03(\v2\x1d.imd.internal.v1.AdmitRequestR\brequests\"K\n" +
+	"\x11AdmitManyResponse\x126\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1c.imd.internal.v1.AdmitAnswerR\aanswers\"u\n" +
+	"\vAdmitAnswer\x12:\n" +
+	"\bresponse\x18\x01 \x01(\v2\x1e.imd.internal.v1.AdmitResponseR\bresponse\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"v\n" +
 	"\rRevokeRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
@@ -5569,12 +5870,13 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
 	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
 	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
-	"\fShowResponse2\x85\t\n" +
+	"\fShowResponse2\xe5\t\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
 	"\x04Mark\x12\x1c.imd.internal.v1.MarkRequest\x1a\x1d.imd.internal.v1.MarkResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
-	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12[\n" +
+	"\x04Sync\x12\x1c.imd.internal.v1.SyncRequest\x1a\x1d.imd.internal.v1.SyncResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12^\n" +
+	"\bSyncMany\x12 .imd.internal.v1.SyncManyRequest\x1a!.imd.internal.v1.SyncManyResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12[\n" +
 	"\aHistory\x12\x1f.imd.internal.v1.HistoryRequest\x1a .imd.internal.v1.HistoryResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x02\x90\x02\x01\x12[\n" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
@@ -5582,14 +5884,15 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\bSchedule\x12 .imd.internal.v1.ScheduleRequest\x1a!.imd.internal.v1.ScheduleResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12m\n" +
 	"\rListScheduled\x12%.imd.internal.v1.ListScheduledRequest\x1a&.imd.internal.v1.ListScheduledResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x02\x90\x02\x01\x12s\n" +
 	"\x0fCancelScheduled\x12'.imd.internal.v1.CancelScheduledRequest\x1a(.imd.internal.v1.CancelScheduledResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xca\b\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xad\t\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
 	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12[\n" +
 	"\aSetMute\x12\x1f.imd.internal.v1.SetMuteRequest\x1a .imd.internal.v1.SetMuteResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Mutes\x12\x1d.imd.internal.v1.MutesRequest\x1a\x1e.imd.internal.v1.MutesResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12U\n" +
-	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
+	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12a\n" +
+	"\tAdmitMany\x12!.imd.internal.v1.AdmitManyRequest\x1a\".imd.internal.v1.AdmitManyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
 	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
@@ -5617,7 +5920,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),           // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                     // 1: imd.internal.v1.Run
@@ -5640,204 +5943,222 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*MarkResult)(nil),              // 18: imd.internal.v1.MarkResult
 	(*SyncRequest)(nil),             // 19: imd.internal.v1.SyncRequest
 	(*SyncResponse)(nil),            // 20: imd.internal.v1.SyncResponse
-	(*HistoryRequest)(nil),          // 21: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),         // 22: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),          // 23: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),         // 24: imd.internal.v1.MembersResponse
-	(*Member)(nil),                  // 25: imd.internal.v1.Member
-	(*HeadsRequest)(nil),            // 26: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),           // 27: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),                // 28: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),     // 29: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),    // 30: imd.internal.v1.ClearHistoryResponse
-	(*ScheduleRequest)(nil),         // 31: imd.internal.v1.ScheduleRequest
-	(*ScheduleResponse)(nil),        // 32: imd.internal.v1.ScheduleResponse
-	(*ListScheduledRequest)(nil),    // 33: imd.internal.v1.ListScheduledRequest
-	(*ListScheduledResponse)(nil),   // 34: imd.internal.v1.ListScheduledResponse
-	(*CancelScheduledRequest)(nil),  // 35: imd.internal.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil), // 36: imd.internal.v1.CancelScheduledResponse
-	(*HealthRequest)(nil),           // 37: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),          // 38: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),             // 39: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),            // 40: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),          // 41: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),         // 42: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),         // 43: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),        // 44: imd.internal.v1.SetBlockResponse
-	(*SetMuteRequest)(nil),          // 45: imd.internal.v1.SetMuteRequest
-	(*SetMuteResponse)(nil),         // 46: imd.internal.v1.SetMuteResponse
-	(*MutesRequest)(nil),            // 47: imd.internal.v1.MutesRequest
-	(*MutesResponse)(nil),           // 48: imd.internal.v1.MutesResponse
-	(*Mute)(nil),                    // 49: imd.internal.v1.Mute
-	(*AdmitRequest)(nil),            // 50: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),           // 51: imd.internal.v1.AdmitResponse
-	(*RevokeRequest)(nil),           // 52: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),          // 53: imd.internal.v1.RevokeResponse
-	(*ProveRequest)(nil),            // 54: imd.internal.v1.ProveRequest
-	(*ProveResponse)(nil),           // 55: imd.internal.v1.ProveResponse
-	(*ApiKey)(nil),                  // 56: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),           // 57: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),          // 58: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),          // 59: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),         // 60: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),         // 61: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),        // 62: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),                // 63: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),             // 64: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),            // 65: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),           // 66: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),              // 67: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),          // 68: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),          // 69: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),             // 70: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),                // 71: imd.internal.v1.Delivery
-	(*Audience)(nil),                // 72: imd.internal.v1.Audience
-	(*DeliverResponse)(nil),         // 73: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),             // 74: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),            // 75: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),            // 76: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),           // 77: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),           // 78: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),          // 79: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),           // 80: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),            // 81: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),            // 82: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),             // 83: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),            // 84: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),         // 85: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),        // 86: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),        // 87: imd.client.v1.SendAck
-	(clientv1.Role)(0),              // 88: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),        // 89: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),          // 90: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),         // 91: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),     // 92: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),        // 93: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil),  // 94: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0),  // 95: imd.client.v1.ConversationKind
-	(*imdv1.ScheduledMessage)(nil),  // 96: imd.v1.ScheduledMessage
-	(*clientv1.Entry)(nil),          // 97: imd.client.v1.Entry
-	(*clientv1.Head)(nil),           // 98: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),   // 99: imd.client.v1.UserPresence
+	(*SyncManyRequest)(nil),         // 21: imd.internal.v1.SyncManyRequest
+	(*SyncManyResponse)(nil),        // 22: imd.internal.v1.SyncManyResponse
+	(*SyncAnswer)(nil),              // 23: imd.internal.v1.SyncAnswer
+	(*HistoryRequest)(nil),          // 24: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),         // 25: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),          // 26: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),         // 27: imd.internal.v1.MembersResponse
+	(*Member)(nil),                  // 28: imd.internal.v1.Member
+	(*HeadsRequest)(nil),            // 29: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),           // 30: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),                // 31: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),     // 32: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),    // 33: imd.internal.v1.ClearHistoryResponse
+	(*ScheduleRequest)(nil),         // 34: imd.internal.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),        // 35: imd.internal.v1.ScheduleResponse
+	(*ListScheduledRequest)(nil),    // 36: imd.internal.v1.ListScheduledRequest
+	(*ListScheduledResponse)(nil),   // 37: imd.internal.v1.ListScheduledResponse
+	(*CancelScheduledRequest)(nil),  // 38: imd.internal.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil), // 39: imd.internal.v1.CancelScheduledResponse
+	(*HealthRequest)(nil),           // 40: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),          // 41: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),             // 42: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),            // 43: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),          // 44: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),         // 45: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),         // 46: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),        // 47: imd.internal.v1.SetBlockResponse
+	(*SetMuteRequest)(nil),          // 48: imd.internal.v1.SetMuteRequest
+	(*SetMuteResponse)(nil),         // 49: imd.internal.v1.SetMuteResponse
+	(*MutesRequest)(nil),            // 50: imd.internal.v1.MutesRequest
+	(*MutesResponse)(nil),           // 51: imd.internal.v1.MutesResponse
+	(*Mute)(nil),                    // 52: imd.internal.v1.Mute
+	(*AdmitRequest)(nil),            // 53: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),           // 54: imd.internal.v1.AdmitResponse
+	(*AdmitManyRequest)(nil),        // 55: imd.internal.v1.AdmitManyRequest
+	(*AdmitManyResponse)(nil),       // 56: imd.internal.v1.AdmitManyResponse
+	(*AdmitAnswer)(nil),             // 57: imd.internal.v1.AdmitAnswer
+	(*RevokeRequest)(nil),           // 58: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),          // 59: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),            // 60: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),           // 61: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                  // 62: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),           // 63: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),          // 64: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),          // 65: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),         // 66: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),         // 67: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),        // 68: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),                // 69: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),             // 70: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),            // 71: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),           // 72: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),              // 73: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),          // 74: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),          // 75: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),             // 76: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),                // 77: imd.internal.v1.Delivery
+	(*Audience)(nil),                // 78: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),         // 79: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),             // 80: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),            // 81: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),            // 82: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),           // 83: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),           // 84: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),          // 85: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),           // 86: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),            // 87: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),            // 88: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),             // 89: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),            // 90: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),         // 91: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),        // 92: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),        // 93: imd.client.v1.SendAck
+	(clientv1.Role)(0),              // 94: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),        // 95: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),          // 96: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),         // 97: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),     // 98: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),        // 99: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil),  // 100: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0),  // 101: imd.client.v1.ConversationKind
+	(*imdv1.ScheduledMessage)(nil),  // 102: imd.v1.ScheduledMessage
+	(*clientv1.Entry)(nil),          // 103: imd.client.v1.Entry
+	(*clientv1.Head)(nil),           // 104: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),   // 105: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
-	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
-	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	85, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	86, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
-	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	87, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
-	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
-	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
-	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
-	10, // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
-	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
-	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
-	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	88, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
-	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
-	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	89, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	90, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	91, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	92, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	93, // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	94, // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
-	25, // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	95, // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	88, // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
-	28, // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	86, // 27: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
-	96, // 28: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	96, // 29: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	96, // 30: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	49, // 31: imd.internal.v1.MutesResponse.mutes:type_name -> imd.internal.v1.Mute
-	2,  // 32: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
-	2,  // 33: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
-	56, // 34: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	63, // 35: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
-	56, // 36: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	67, // 37: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	97, // 38: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	89, // 39: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	98, // 40: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	71, // 41: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	70, // 42: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	71, // 43: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	72, // 44: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
-	70, // 45: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	70, // 46: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	80, // 47: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	81, // 48: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	82, // 49: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	70, // 50: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	99, // 51: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 52: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 53: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 54: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 55: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 56: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23, // 57: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26, // 58: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29, // 59: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31, // 60: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
-	33, // 61: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
-	35, // 62: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
-	37, // 63: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	39, // 64: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	41, // 65: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	43, // 66: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	45, // 67: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
-	47, // 68: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
-	50, // 69: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	52, // 70: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	54, // 71: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	57, // 72: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	59, // 73: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	61, // 74: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	64, // 75: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	66, // 76: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	69, // 77: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	74, // 78: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	76, // 79: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	78, // 80: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	83, // 81: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,  // 82: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 83: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 84: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 85: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 86: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24, // 87: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27, // 88: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30, // 89: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32, // 90: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
-	34, // 91: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
-	36, // 92: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
-	38, // 93: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	40, // 94: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	42, // 95: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	44, // 96: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	46, // 97: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
-	48, // 98: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
-	51, // 99: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	53, // 100: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	55, // 101: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	58, // 102: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	60, // 103: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	62, // 104: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	65, // 105: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	68, // 106: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	73, // 107: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	75, // 108: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	77, // 109: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	79, // 110: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	84, // 111: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	82, // [82:112] is the sub-list for method output_type
-	52, // [52:82] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	1,   // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
+	3,   // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
+	2,   // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
+	91,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	92,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	5,   // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
+	93,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	7,   // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
+	8,   // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
+	9,   // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
+	10,  // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
+	11,  // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
+	12,  // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
+	13,  // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
+	94,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	16,  // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
+	18,  // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
+	95,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	96,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	97,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	98,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	19,  // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
+	23,  // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
+	98,  // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
+	96,  // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
+	99,  // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	100, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	28,  // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
+	101, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	94,  // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	31,  // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
+	92,  // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	102, // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	102, // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	102, // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	52,  // 35: imd.internal.v1.MutesResponse.mutes:type_name -> imd.internal.v1.Mute
+	53,  // 36: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
+	57,  // 37: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
+	54,  // 38: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
+	96,  // 39: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
+	2,   // 40: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,   // 41: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	62,  // 42: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	69,  // 43: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	62,  // 44: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	73,  // 45: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	103, // 46: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	95,  // 47: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	104, // 48: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	77,  // 49: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	76,  // 50: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	77,  // 51: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	78,  // 52: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	76,  // 53: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	76,  // 54: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	86,  // 55: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	87,  // 56: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	88,  // 57: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	76,  // 58: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	105, // 59: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,   // 60: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 61: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 62: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 63: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 64: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24,  // 65: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26,  // 66: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29,  // 67: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32,  // 68: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34,  // 69: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	36,  // 70: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	38,  // 71: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	40,  // 72: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	42,  // 73: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	44,  // 74: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	46,  // 75: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	48,  // 76: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
+	50,  // 77: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
+	53,  // 78: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	55,  // 79: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	58,  // 80: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	60,  // 81: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	63,  // 82: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	65,  // 83: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	67,  // 84: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	70,  // 85: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	72,  // 86: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	75,  // 87: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	80,  // 88: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	82,  // 89: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	84,  // 90: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	89,  // 91: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,   // 92: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 93: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 94: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 95: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 96: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25,  // 97: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27,  // 98: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30,  // 99: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33,  // 100: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35,  // 101: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	37,  // 102: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	39,  // 103: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	41,  // 104: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	43,  // 105: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	45,  // 106: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	47,  // 107: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	49,  // 108: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
+	51,  // 109: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
+	54,  // 110: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	56,  // 111: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	59,  // 112: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	61,  // 113: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	64,  // 114: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	66,  // 115: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	68,  // 116: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	71,  // 117: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	74,  // 118: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	79,  // 119: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	81,  // 120: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	83,  // 121: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	85,  // 122: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	90,  // 123: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	92,  // [92:124] is the sub-list for method output_type
+	60,  // [60:92] is the sub-list for method input_type
+	60,  // [60:60] is the sub-list for extension type_name
+	60,  // [60:60] is the sub-list for extension extendee
+	0,   // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5855,12 +6176,12 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[67].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[73].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[80].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[86].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5872,7 +6193,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -41,6 +41,8 @@ const (
 	StateServiceMarkProcedure = "/imd.internal.v1.StateService/Mark"
 	// StateServiceSyncProcedure is the procedure name of the StateService's Sync RPC.
 	StateServiceSyncProcedure = "/imd.internal.v1.StateService/Sync"
+	// StateServiceSyncManyProcedure is the procedure name of the StateService's SyncMany RPC.
+	StateServiceSyncManyProcedure = "/imd.internal.v1.StateService/SyncMany"
 	// StateServiceHistoryProcedure is the procedure name of the StateService's History RPC.
 	StateServiceHistoryProcedure = "/imd.internal.v1.StateService/History"
 	// StateServiceMembersProcedure is the procedure name of the StateService's Members RPC.
@@ -70,6 +72,8 @@ const (
 	DirectoryServiceMutesProcedure = "/imd.internal.v1.DirectoryService/Mutes"
 	// DirectoryServiceAdmitProcedure is the procedure name of the DirectoryService's Admit RPC.
 	DirectoryServiceAdmitProcedure = "/imd.internal.v1.DirectoryService/Admit"
+	// DirectoryServiceAdmitManyProcedure is the procedure name of the DirectoryService's AdmitMany RPC.
+	DirectoryServiceAdmitManyProcedure = "/imd.internal.v1.DirectoryService/AdmitMany"
 	// DirectoryServiceRevokeProcedure is the procedure name of the DirectoryService's Revoke RPC.
 	DirectoryServiceRevokeProcedure = "/imd.internal.v1.DirectoryService/Revoke"
 	// DirectoryServiceProveProcedure is the procedure name of the DirectoryService's Prove RPC.
@@ -126,6 +130,14 @@ var (
 			StreamType:       connect.StreamTypeUnary,
 			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("StateService").Methods().ByName("Sync"),
 			Procedure:        StateServiceSyncProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	stateServiceSyncManySpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("StateService").Methods().ByName("SyncMany"),
+			Procedure:        StateServiceSyncManyProcedure,
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
@@ -207,6 +219,10 @@ type StateServiceClient interface {
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
+	// SyncMany is Sync for many users at once, as when all come back after an
+	// outage. Each gets an answer of its own; the call itself fails only if nothing
+	// of it was looked at. At most 64 requests.
+	SyncMany(context.Context, *internalv1.SyncManyRequest) (*internalv1.SyncManyResponse, error)
 	// History reads entries of one conversation.
 	History(context.Context, *internalv1.HistoryRequest) (*internalv1.HistoryResponse, error)
 	// Members pages through the members of one conversation.
@@ -243,6 +259,10 @@ type StateServiceHandler interface {
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
+	// SyncMany is Sync for many users at once, as when all come back after an
+	// outage. Each gets an answer of its own; the call itself fails only if nothing
+	// of it was looked at. At most 64 requests.
+	SyncMany(context.Context, *internalv1.SyncManyRequest) (*internalv1.SyncManyResponse, error)
 	// History reads entries of one conversation.
 	History(context.Context, *internalv1.HistoryRequest) (*internalv1.HistoryResponse, error)
 	// Members pages through the members of one conversation.
@@ -270,6 +290,7 @@ func RegisterStateServiceHandler(server *connect.Server, svc StateServiceHandler
 		connect.Method{Spec: stateServiceChangeSpec(), Handler: adapter.change},
 		connect.Method{Spec: stateServiceMarkSpec(), Handler: adapter.mark},
 		connect.Method{Spec: stateServiceSyncSpec(), Handler: adapter.sync},
+		connect.Method{Spec: stateServiceSyncManySpec(), Handler: adapter.syncMany},
 		connect.Method{Spec: stateServiceHistorySpec(), Handler: adapter.history},
 		connect.Method{Spec: stateServiceMembersSpec(), Handler: adapter.members},
 		connect.Method{Spec: stateServiceHeadsSpec(), Handler: adapter.heads},
@@ -298,6 +319,10 @@ func (UnimplementedStateServiceHandler) Mark(context.Context, *internalv1.MarkRe
 
 func (UnimplementedStateServiceHandler) Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.Sync is not implemented")
+}
+
+func (UnimplementedStateServiceHandler) SyncMany(context.Context, *internalv1.SyncManyRequest) (*internalv1.SyncManyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.SyncMany is not implemented")
 }
 
 func (UnimplementedStateServiceHandler) History(context.Context, *internalv1.HistoryRequest) (*internalv1.HistoryResponse, error) {
@@ -363,6 +388,14 @@ func (c *stateServiceClient) Mark(ctx context.Context, req *internalv1.MarkReque
 func (c *stateServiceClient) Sync(ctx context.Context, req *internalv1.SyncRequest) (*internalv1.SyncResponse, error) {
 	var res internalv1.SyncResponse
 	if err := c.client.CallUnary(ctx, stateServiceSyncSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *stateServiceClient) SyncMany(ctx context.Context, req *internalv1.SyncManyRequest) (*internalv1.SyncManyResponse, error) {
+	var res internalv1.SyncManyResponse
+	if err := c.client.CallUnary(ctx, stateServiceSyncManySpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -476,6 +509,18 @@ func (h stateServiceHandler) sync(ctx context.Context, _ connect.Spec, stream co
 		return err
 	}
 	res, err := h.svc.Sync(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h stateServiceHandler) syncMany(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.SyncManyRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.SyncMany(ctx, &req)
 	if err != nil {
 		return err
 	}
@@ -627,6 +672,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	directoryServiceAdmitManySpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("AdmitMany"),
+			Procedure:        DirectoryServiceAdmitManyProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 	directoryServiceRevokeSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -693,6 +746,9 @@ type DirectoryServiceClient interface {
 	// Admit tells whether a login may begin a session now, and makes its user
 	// known. Idempotent.
 	Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error)
+	// AdmitMany is Admit for many logins at once. Each gets an answer of its own.
+	// At most 64 requests.
+	AdmitMany(context.Context, *internalv1.AdmitManyRequest) (*internalv1.AdmitManyResponse, error)
 	// Revoke ends one login or all logins of a user and kicks their sessions.
 	// Idempotent.
 	Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error)
@@ -731,6 +787,9 @@ type DirectoryServiceHandler interface {
 	// Admit tells whether a login may begin a session now, and makes its user
 	// known. Idempotent.
 	Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error)
+	// AdmitMany is Admit for many logins at once. Each gets an answer of its own.
+	// At most 64 requests.
+	AdmitMany(context.Context, *internalv1.AdmitManyRequest) (*internalv1.AdmitManyResponse, error)
 	// Revoke ends one login or all logins of a user and kicks their sessions.
 	// Idempotent.
 	Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error)
@@ -758,6 +817,7 @@ func RegisterDirectoryServiceHandler(server *connect.Server, svc DirectoryServic
 		connect.Method{Spec: directoryServiceSetMuteSpec(), Handler: adapter.setMute},
 		connect.Method{Spec: directoryServiceMutesSpec(), Handler: adapter.mutes},
 		connect.Method{Spec: directoryServiceAdmitSpec(), Handler: adapter.admit},
+		connect.Method{Spec: directoryServiceAdmitManySpec(), Handler: adapter.admitMany},
 		connect.Method{Spec: directoryServiceRevokeSpec(), Handler: adapter.revoke},
 		connect.Method{Spec: directoryServiceProveSpec(), Handler: adapter.prove},
 		connect.Method{Spec: directoryServicePutKeySpec(), Handler: adapter.putKey},
@@ -792,6 +852,10 @@ func (UnimplementedDirectoryServiceHandler) Mutes(context.Context, *internalv1.M
 
 func (UnimplementedDirectoryServiceHandler) Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Admit is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) AdmitMany(context.Context, *internalv1.AdmitManyRequest) (*internalv1.AdmitManyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.AdmitMany is not implemented")
 }
 
 func (UnimplementedDirectoryServiceHandler) Revoke(context.Context, *internalv1.RevokeRequest) (*internalv1.RevokeResponse, error) {
@@ -865,6 +929,14 @@ func (c *directoryServiceClient) Mutes(ctx context.Context, req *internalv1.Mute
 func (c *directoryServiceClient) Admit(ctx context.Context, req *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error) {
 	var res internalv1.AdmitResponse
 	if err := c.client.CallUnary(ctx, directoryServiceAdmitSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) AdmitMany(ctx context.Context, req *internalv1.AdmitManyRequest) (*internalv1.AdmitManyResponse, error) {
+	var res internalv1.AdmitManyResponse
+	if err := c.client.CallUnary(ctx, directoryServiceAdmitManySpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -986,6 +1058,18 @@ func (h directoryServiceHandler) admit(ctx context.Context, _ connect.Spec, stre
 		return err
 	}
 	res, err := h.svc.Admit(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) admitMany(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.AdmitManyRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.AdmitMany(ctx, &req)
 	if err != nil {
 		return err
 	}
