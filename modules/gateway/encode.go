@@ -74,6 +74,16 @@ func (f *shared) encode(enc protocol.Encoding) ([]byte, error) {
 	return protocol.EncodeServer(enc, &sf)
 }
 
+// entriesOf is how many of the frames are entries of a conversation.
+func entriesOf(frames []*shared) (n int) {
+	for _, f := range frames {
+		if f.acked {
+			n++
+		}
+	}
+	return n
+}
+
 // head reports whether the frame is a hint that carries nothing.
 func (f *shared) head() bool { return !f.acked && f.seq > 0 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/park"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -100,6 +101,8 @@ type Deps struct {
 	Leaders func() *control.Leaders
 	// Trace remembers what became of messages; nil = nothing does.
 	Trace *trace.Log
+	// Tally counts deliveries, and is told who is connected; nil = nothing does.
+	Tally *tally.Book
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -176,6 +179,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	d.Reg.MustRegister(g.engine)
 	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
+	d.Tally.Watch(g.hub.present)
 	g.watchers, g.typing = newWatchers(g), newTyping(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/tally"
 )
 
 const (
@@ -189,6 +190,20 @@ func (h *hub) all() []*session {
 func (h *hub) len() int {
 	conns, _, _ := h.counts()
 	return conns
+}
+
+// present is who is here, as it is counted for the cluster.
+func (h *hub) present() tally.Present {
+	_, _, users := h.counts()
+	p := tally.Present{Sessions: map[string]int64{}, Users: int64(users)}
+	for i := range h.parts {
+		h.parts[i].mu.RLock()
+		for _, s := range h.parts[i].sessions {
+			p.Sessions[string(s.class)]++
+		}
+		h.parts[i].mu.RUnlock()
+	}
+	return p
 }
 
 // counts is how many connections, sessions and users are here.

@@ -34,6 +34,8 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	}
 	res := &v1.DeliverResponse{Sessions: make([]int32, len(req.Deliveries))}
 	var found, touched []*session
+	delivered := 0
+	defer func() { s.g.Tally.Delivered(delivered) }()
 	for i := 0; i < len(req.Deliveries); i++ {
 		d := req.Deliveries[i]
 		frames := newShared(d)
@@ -43,6 +45,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 				frames = append(frames, newShared(req.Deliveries[i+1])...) // so that they leave in one message
 			}
 			n := s.g.groups.deliver(d.ConversationId, arrival{d.Audience, frames})
+			delivered += n * entriesOf(frames)
 			for ; first <= i; first++ {
 				res.Sessions[first] = int32(n)
 			}
@@ -66,6 +69,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 			here = append(here, x)
 		}
 		res.Sessions[i] = int32(len(here))
+		delivered += len(here) * entriesOf(frames)
 		s.g.arrived(frames, here)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message

@@ -188,6 +188,9 @@ func (d Directory) Revoke(ctx context.Context, req *v1.RevokeRequest) (*v1.Revok
 	if err := checkUser(op, req.UserId); err != nil {
 		return nil, err
 	}
+	if req.LoginId != "" && !protocol.ValidID(req.LoginId) {
+		return nil, im.Errorf(clientv1.Reason_REASON_INVALID_ID, op, "the login id is malformed")
+	}
 	reason := clientv1.Reason_REASON_REVOKED
 	if req.Reason != "" {
 		reason = im.ReasonByName(req.Reason)

@@ -101,6 +101,9 @@ func TestRevokeRefusesAndKicksEverywhere(t *testing.T) {
 		if err != nil || res.RefusedReason != "revoked" {
 			t.Errorf("a login without time: %v %v", res, err)
 		}
+		if _, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", LoginId: "l 1"}); im.ReasonOf(err) != clientv1.Reason_REASON_INVALID_ID {
+			t.Error(err)
+		}
 		if _, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", Reason: "slow"}); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
 			t.Error(err)
 		}

@@ -53,6 +53,8 @@ const (
 	MaxMembers = 100_000
 	// MaxMemberPage is the most members a MemberPage holds.
 	MaxMemberPage = 1000
+	// MaxExpire is the most rows of one kind that Expire removes.
+	MaxExpire = 500
 	// MaxHeadUsers is the most users Heads takes.
 	MaxHeadUsers = 1000
 )
@@ -71,6 +73,8 @@ type MessageStore interface {
 	Fences
 	Jobs
 	Outbox
+	Retention
+	Schedules
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
@@ -365,8 +369,10 @@ type Directory interface {
 	// Revocations returns the revocations of a user that still hold: rows of
 	// single logins and of all logins issued before a time.
 	Revocations(ctx context.Context, user im.UserID) ([]Revocation, error)
-	// Expire removes revocations that no longer hold at now, and says how many; and
-	// notes of sessions that are over.
+	// Expire removes what is over at now: revocations that no longer hold, notes of
+	// sessions that can live no more, and mutes that have ended; at most MaxExpire
+	// of each kind. It returns how many rows went; call it again while that is
+	// MaxExpire or more.
 	// Errors: ErrFenced if the proof does not hold in the same transaction.
 	Expire(ctx context.Context, p Proof, now time.Time) (int, error)
 	// PutKey stores an API key under its id, replacing the former.

@@ -65,6 +65,7 @@ var tests = []judged{
 	{string(failpoint.EpochWithoutTime), "route epochs begin again when the route store has forgotten them", "./pkg/store/redis", "TestRoutes/route_epochs_rise_over_a_loss", false},
 	{string(failpoint.AbsenceCached), "that a user has no route is remembered", "./pkg/store/redis", "TestAbsenceIsNotRemembered", false},
 	{string(failpoint.ParkBuffered), "a connection is parked with bytes in its buffer", "./modules/gateway", "TestMessagesArriveHoweverTheyAreCut", false},
+	{string(failpoint.RetainYoung), "retention lets go what is an hour too young", "./pkg/store/sqlite", "TestConformance/what_is_old_goes_from_everyone's_sight", false},
 	{string(failpoint.UnboundedQueue), "nothing bounds what waits for a connection", "./modules/gateway", "TestQueueBounds", false},
 	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
 }

@@ -170,7 +170,7 @@ func (s *site) lead(f fault) *leader {
 			}
 			return out, nil
 		},
-		Webhooks: hooks, Push: push, Version: "test",
+		Webhooks: hooks, Push: push, Version: "test", Submitter: l,
 	})
 	if err := l.s.Start(s.t.Context()); err != nil {
 		s.t.Fatal(err)

@@ -285,6 +285,7 @@ func (l *listed) state(s sight) store.ConversationState {
 	}
 	if l.other != nil {
 		l.other.View.Log = l.View.Log
+		l.other.View.Keep(l.kept)
 		m := l.other.Public()
 		out.PeerMember = &m
 	}
