@@ -25,10 +25,15 @@ type Outbox interface {
 	// Gather turns the oldest marks, at most limit of them, into events and returns
 	// how many marks that were.
 	Gather(ctx context.Context, p Proof, limit int) (int, error)
-	// PutEvents adds events that are no entries, in order. Their Position and
-	// Conversation are set by the store. ErrUnknownOutcome: they may be there;
-	// again makes them twice, with other positions.
+	// PutEvents adds events of UserOnline and UserOffline, in order. Their Position
+	// and Conversation are set by the store. One that says of a user what the
+	// newest event says already is left out, and so is a UserOffline of a user of
+	// whom there is none: calling it again changes nothing. ErrUnknownOutcome: run
+	// it again.
 	PutEvents(ctx context.Context, p Proof, events []Event) error
+	// OnlineUsers lists the users of whom the newest event says that they are
+	// online, behind a user, in the order of their ids.
+	OnlineUsers(ctx context.Context, after im.UserID, limit int) ([]im.UserID, error)
 	// Events returns events behind a position, in order, without their entries.
 	Events(ctx context.Context, after int64, limit int) ([]Event, error)
 	// EventsAt returns the events at these positions, in order, with their entries

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,10 +59,11 @@ func mutes(t *testing.T, n *testenv.Node, user string) {
 // A node that is configured for it tells receivers and notifies users, and the
 // commands show and move that.
 func TestOnAWholeNode(t *testing.T) {
-	hooks, pushes := newReceiver(t, yes), newReceiver(t, yes)
+	hooks, users, pushes := newReceiver(t, yes), newReceiver(t, yes), newReceiver(t, yes)
 	n := &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Layout: testenv.AllInOne}
 	n.Env = append(os.Environ(),
-		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s/hook?secret=1","key_file":"%s"}]`, hooks.srv.URL, keyFile(t)),
+		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s/hook?secret=1","key_file":"%s"},{"name":"users","url":"%s","key_file":"%s","events":["user.online","user.offline"]}]`,
+			hooks.srv.URL, keyFile(t), users.srv.URL, keyFile(t)),
 		"IMD_OFFLINE_PUSH_URL="+pushes.srv.URL, "IMD_OFFLINE_PUSH_KEY_FILE="+keyFile(t))
 	n.Begin(t)
 	row := func() map[string]any {
@@ -131,6 +133,18 @@ func TestOnAWholeNode(t *testing.T) {
 		t.Errorf("remove: %v", err)
 	}
 	ann.Close()
+	testenv.Login(t, n.URL(), protocol.JSON, n.Token("bob"), "d1")
+	came := users.wait(3)
+	if came[0].Type != "user.online" || came[0].UserID != "ann" || came[0].ID != "e_"+came[0].Cursor {
+		t.Errorf("first came %+v", came[0])
+	}
+	var then []string
+	for _, one := range came[1:] { // of two users, so in any order
+		then = append(then, one.Type+" "+one.UserID)
+	}
+	if slices.Sort(then); strings.Join(then, ", ") != "user.offline ann, user.online bob" {
+		t.Errorf("then %v", then)
+	}
 	if code := n.Stop(); code != 0 {
 		t.Errorf("the node ended with %d", code)
 	}

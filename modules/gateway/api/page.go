@@ -13,8 +13,8 @@ const maxPageToken = 1024
 const (
 	membersPage = "m1:" // then the last user id
 	listPage    = "c1:" // then a sync token
-	mutesPage   = "u1:" // then the last conversation id
 	laterPage   = "s1:" // then time and id of the last scheduled message
+	mutesPage   = "u1:" // then the last conversation id
 )
 
 // pageToken makes the token of a next page.

@@ -102,6 +102,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"events are whole while others write", outboxWhileWriting},
 		{"a leader that was followed leaves the outbox alone", outboxFenced},
 		{"old events go", outboxTrims},
+		{"a user comes or goes once", userEvents},
 		{"receivers keep their place", receiverRows},
 		{"who has not received is known", pushesUnacked},
 		{"pushes collapse, and are withdrawn when read", pushRows},

@@ -216,6 +216,43 @@ func outboxTrims(k *kit) {
 	}
 }
 
+// An event that says of a user what is known already is none, in whatever call it
+// comes; what is known outlives the events.
+func userEvents(k *kit) {
+	p := k.fed()
+	at := time.UnixMilli(1_700_000_000_000)
+	put := func(want int64, events ...store.Event) {
+		k.Helper()
+		for i := range events {
+			events[i].At = at
+		}
+		k.must(k.s.PutEvents(k.ctx(), p, events))
+		if o, err := k.s.OutboxState(k.ctx()); err != nil || o.Last != want {
+			k.Errorf("after %+v there are %d events, want %d, %v", events, o.Last, want, err)
+		}
+	}
+	comes := func(u im.UserID) store.Event { return store.Event{Kind: store.UserOnline, User: u} }
+	goes := func(u im.UserID) store.Event { return store.Event{Kind: store.UserOffline, User: u} }
+	put(0, goes("a"))
+	put(2, comes("a"), comes("b"))
+	put(2, comes("a"), comes("b")) // the outcome of the first call was not known
+	put(5, goes("b"), comes("c"), goes("b"), comes("b"), comes("c"))
+	put(6, goes("c"))
+	if _, err := k.s.TrimEvents(k.ctx(), p, at.Add(time.Hour), 100); err != nil {
+		k.Fatal(err)
+	}
+	k.s = k.d.Reopen(k.T, k.s)
+	put(6, comes("b"), goes("c"))
+	put(7, comes("d"))
+	first, err := k.s.OnlineUsers(k.ctx(), "", 2)
+	k.must(err)
+	rest, err := k.s.OnlineUsers(k.ctx(), "b", 2)
+	k.must(err)
+	if !slices.Equal(first, []im.UserID{"a", "b"}) || !slices.Equal(rest, []im.UserID{"d"}) {
+		k.Errorf("online are %v and %v", first, rest)
+	}
+}
+
 func receiverRows(k *kit) {
 	p := k.fed()
 	r := store.Receiver{Name: "shop", Cursor: 7, Reached: 7, Open: []store.Open{{Position: 3, Tries: 2}, {Position: 6}}}
