@@ -308,6 +308,8 @@ func TestTheNewestListCounts(t *testing.T) {
 	p := w.g.watchers
 	p.set(s, &watchList{order: 2, seen: []im.UserID{"b"}})
 	p.set(s, &watchList{order: 1, seen: []im.UserID{"a"}})
+	p.mu.Lock() // the end of the session forgets the list
+	defer p.mu.Unlock()
 	if p.users["a"] != nil || p.users["b"] == nil {
 		t.Errorf("watched: %v", p.users)
 	}
