@@ -118,6 +118,8 @@ type Gateway struct {
 	limits    *Limits
 	admission *admission
 	hub       *hub
+	engine    *engine
+	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
 	lot       *park.Lot // of connections that are quiet; made by Start
@@ -173,6 +175,9 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.engine = newEngine(g.another, time.Now)
+	d.Reg.MustRegister(g.engine)
+	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	d.Tally.Watch(g.hub.present)
 	g.watchers, g.typing = newWatchers(g), newTyping(g)

@@ -62,6 +62,17 @@ func (s *Scheduler) jobs() []Job {
 			Fence:  "token asked for before; a process that is gone never comes back under its boot id", Test: "modules/scheduler TestTheLeaderSweepsWhatDeadGatewaysLeft",
 		},
 		{
+			Name: "scheduled", Every: dueEvery, Limit: limit, begin: s.due,
+			Trigger: "every 0.2 s, for messages whose time has come", Row: "`scheduled`", Effect: "sends scheduled messages",
+			Fence: "token proved where a message is claimed, which ends the time to cancel it, and where its end is noted; what is sent has a client message id of its own, so that a repeat is one",
+			Test:  "test/outbox TestScheduledOutliveTheirLeader",
+		},
+		{
+			Name: "forget", Every: forgetEvery, Limit: limit, begin: func() round { return s.forget },
+			Trigger: "every 10 s, for scheduled messages that ended before `schedule.keep`", Row: "`scheduled`", Effect: "removes them from the list",
+			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestEndedScheduledMessagesGo",
+		},
+		{
 			Name: "gather", attend: s.gathers,
 			Trigger: "every 0.1 s, for what commits left behind", Row: "`feed`, `outbox`", Effect: "turns marks of commits into numbered events",
 			Fence: "token proved in the transaction that takes the marks and adds the events", Test: "test/outbox TestEventsAreTold",
@@ -72,8 +83,8 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the cursor moves; a receiver knows a repeat by its id", Test: "test/outbox TestEventsAreTold",
 		},
 		{
-			Name: "handover", Every: offlineEvery, Limit: limit, begin: func() round { return s.handover },
-			Trigger: "every 0.5 s, for messages that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
+			Name: "handover", attend: s.handovers,
+			Trigger: "the age of a message that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
 			Fence: "token proved in the transaction that moves the cursor and adds the pushes", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{
@@ -119,7 +130,7 @@ func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 		})
 	}
 	wg.Wait()
-	s.silent.Set(0)
+	s.silentNodes.Set(0)
 	if err := context.Cause(ctx); errors.Is(err, store.ErrFenced) {
 		return err
 	}

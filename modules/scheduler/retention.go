@@ -34,9 +34,9 @@ var (
 		"How many entries go at most a second, so that those who send do not notice.", settings.Unit("entries/s"))
 )
 
-// walk is where a leader stands in its walks through all conversations. A new
+// ageing is where a leader stands in its walks through all conversations. A new
 // leader begins with the first one: what has gone does not go again.
-type walk struct {
+type ageing struct {
 	after int64
 	rest  time.Time // nothing is looked at before it
 	gone  int       // in this walk
@@ -45,19 +45,19 @@ type walk struct {
 
 // retains are the rounds of one term.
 func (s *Scheduler) retains() round {
-	w := &walk{}
+	w := &ageing{}
 	return func(ctx context.Context, t control.Term) error { return s.retain(ctx, t, w) }
 }
 
 // retain lets go as much as one round may.
-func (s *Scheduler) retain(ctx context.Context, t control.Term, w *walk) error {
+func (s *Scheduler) retain(ctx context.Context, t control.Term, w *ageing) error {
 	var now *settings.Snapshot
 	if s.Settings != nil {
 		now = s.Settings.Current()
 	}
 	ages := [2]int{retentionDirect.In(now), retentionGroup.In(now)}
 	if ages != w.ages {
-		*w = walk{ages: ages}
+		*w = ageing{ages: ages}
 	}
 	at := time.Now()
 	if ages == [2]int{} || at.Before(w.rest) {
@@ -82,7 +82,7 @@ func (s *Scheduler) retain(ctx context.Context, t control.Term, w *walk) error {
 			if w.gone > 0 {
 				s.Log.Info("old messages have gone", zap.Int("entries", w.gone), zap.Int("direct_days", ages[0]), zap.Int("group_days", ages[1]))
 			}
-			*w = walk{ages: ages, rest: at.Add(retainRest)}
+			*w = ageing{ages: ages, rest: at.Add(retainRest)}
 			return nil
 		}
 	}

@@ -38,10 +38,19 @@ type Messages interface {
 	store.Jobs
 	store.Outbox
 	store.Retention
+	ClaimScheduled(ctx context.Context, p store.Proof, c store.ScheduledClaim) ([]store.Scheduled, error)
+	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
+	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
+	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
 	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
+}
+
+// StateClient is what the leader asks of state nodes. Safe for concurrent use.
+type StateClient interface {
+	Mark(context.Context, *v1.MarkRequest) (*v1.MarkResponse, error)
 }
 
 // Elector is what the scheduler asks of the control plane.
@@ -59,7 +68,9 @@ type Deps struct {
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
 	// Live finds the routes of users; nil = that cannot be known here.
-	Live     func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Live func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	// State is asked what devices have acknowledged; nil = it cannot be.
+	State    StateClient
 	Webhooks WebhookConfig
 	Push     PushConfig
 	Version  string // of the program, for receivers
@@ -70,6 +81,10 @@ type Deps struct {
 	Tally func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
 	// Kept keeps what was counted of the cluster.
 	Kept *tally.Book
+	// Submitter is the state role, which commits what is sent.
+	Submitter Submitter
+	// StateHome names the node that orders a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -87,6 +102,7 @@ type Scheduler struct {
 	trimmed  prometheus.Counter
 	handed   prometheus.Counter
 	pushed   *prometheus.CounterVec
+	asked    *prometheus.CounterVec
 	hooks    *outbox.Metrics
 
 	receivers []receiver      // set by Start
@@ -94,10 +110,11 @@ type Scheduler struct {
 	news      *news           // there are new events
 	poke      chan struct{}   // capacity 1: pushes became due
 
-	presence *presenceMetrics
-	online   atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
-	silent   prometheus.Gauge
-	retained prometheus.Counter
+	presence    *presenceMetrics
+	online      atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
+	silentNodes prometheus.Gauge
+	retained    prometheus.Counter
+	schedule    *scheduleMetrics
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -110,7 +127,7 @@ func Spec() module.Spec {
 		Name:     "scheduler",
 		Role:     true,
 		Needs:    []string{"controlplane", "storage", "peers"},
-		Calls:    []string{"gateway"},
+		Calls:    []string{"gateway", "state"},
 		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
@@ -136,8 +153,9 @@ func Spec() module.Spec {
 				Routes:  func() (store.Sweeper, error) { return env.Store.Routes() },
 				View:    env.Control.View,
 				Gateway: func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				State:   env.Peers.State(),
 				Tally:   env.Peers.Tally, Kept: env.Tally,
-				Settings: env.Settings,
+				Settings: env.Settings, Submitter: env.Peers.State(), StateHome: env.Peers.StateHome,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
 			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
@@ -160,8 +178,8 @@ func New(d Deps) *Scheduler {
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
-	s.presence = newPresenceMetrics(d.Reg)
-	s.silent = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
+	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
+	s.silentNodes = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
 		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
 	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",
 		Help: "Entries that have gone because of their age."})
@@ -174,9 +192,14 @@ func New(d Deps) *Scheduler {
 		Help: "Conversations of offline users of which they are to be notified."})
 	s.pushed = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "pushes_total",
 		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
+	s.asked = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "asked_total",
+		Help: "Members with a connected device of whom state nodes were asked whether it has acknowledged: acknowledged, silent or not_member; failed counts questions without an answer."}, []string{"result"})
+	for _, r := range []string{"acknowledged", "silent", "not_member", "failed"} {
+		s.asked.WithLabelValues(r)
+	}
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.silent, s.retained)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
 	return s
 }
 

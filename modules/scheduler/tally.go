@@ -54,7 +54,7 @@ func (s *Scheduler) tallies() round {
 				silent++
 			}
 		}
-		s.silent.Set(float64(silent))
+		s.silentNodes.Set(float64(silent))
 		return nil
 	}
 }

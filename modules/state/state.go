@@ -100,7 +100,9 @@ type core struct {
 	repeats   *repeats
 	positions *positions
 	receipts  *receipts
+	tails     *tails
 	logins    *logins
+	scheduled *scheduled
 	keys      *cache[string, []store.Key]
 }
 
@@ -142,7 +144,9 @@ func (s *State) Start(ctx context.Context) error {
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
 		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),
+		tails:     newTails(st, s.m),
 		logins:    newLogins(st),
+		scheduled: &scheduled{},
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
 	c.fanout.kept = s.Trace
@@ -177,6 +181,7 @@ func (s *State) Run(ctx context.Context) error {
 	wg.Go(func() { c.receipts.run(ctx) })
 	wg.Go(func() { failed = c.ids.Run(ctx) })
 	wg.Wait()
+	c.tails.wait()
 	return failed
 }
 

@@ -74,6 +74,7 @@ type MessageStore interface {
 	Jobs
 	Outbox
 	Retention
+	Schedules
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
@@ -167,6 +168,10 @@ type Membership interface {
 	// Members returns present members with an id above after, by id, at most
 	// limit (1 to MaxMemberPage). reader must be a member unless "". Errors: not_member.
 	Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (MemberPage, error)
+	// Starts returns who of the users (at most MaxMemberPage) are present members
+	// now, each with its start: all entries above it are for the member. Of others,
+	// and of a conversation that does not exist, it has nothing.
+	Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error)
 }
 
 // Change is one change of a conversation; exactly one of the pointers is set.

@@ -322,8 +322,12 @@ var keeping = middle{jobs: []string{"gather", "retain", "push"}, calls: []string
 	release := o.held(`LOCK TABLE event, push IN SHARE MODE`, fmt.Sprintf(`SELECT 1 FROM entry WHERE conv = %d FOR UPDATE`, o.num(old)))
 	o.gate.Unlock()
 	fresh := o.send()
-	o.days++
-	o.set(fmt.Sprint("retention.direct_days=", o.days))
+	if o.days++; o.days%2 == 0 {
+		o.exec(`UPDATE conversation SET kind = 2 WHERE num = $1`, o.num(old)) // as if it were a group
+		o.set(fmt.Sprint("retention.group_days=", o.days))
+	} else {
+		o.set(fmt.Sprint("retention.direct_days=", o.days))
+	}
 	return release, func() bool {
 		return o.events(fresh) == 1 &&
 			o.number(`SELECT kept FROM conversation WHERE num = $1`, o.num(old)) == 1 && o.number(`SELECT count(*) FROM entry WHERE conv = $1 AND body IS NOT NULL`, o.num(old)) == 0 &&
