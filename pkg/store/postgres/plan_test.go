@@ -111,7 +111,7 @@ func TestFunctionPlans(t *testing.T) {
 	}
 	conv := []string{string(b.rows[0].Conversation)}
 	for query, args := range map[string][]any{
-		sqlMark: {conv, []string{"a"}, []int64{1}, []int64{1}}, sqlClaim: {"x", "h", "c", 1, 0}, sqlExpire: {"x", 1, "h", 1}, sqlKnow: {conv, 1},
+		sqlMark: {conv, []string{"a"}, []int64{1}, []int64{1}}, sqlClaim: {"x", "h", "c", 1, 0}, sqlExpire: {"x", 1, "h", 1, 500}, sqlKnow: {conv, 1},
 	} {
 		if _, err := c.Exec(t.Context(), query, args...); err != nil {
 			t.Fatal(err)
