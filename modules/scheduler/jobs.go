@@ -57,7 +57,7 @@ func (s *Scheduler) jobs() []Job {
 		},
 		{
 			Name: "sweep", Every: sweepEvery, Limit: limit, begin: func() round { dead := absence{}; return dead.sweeps(s) },
-			Trigger: "every 2 s, for processes that are missing for 3 s", Row: "none: what is to be done shows in the routes",
+			Trigger: "every 1 s, for processes that are missing for 3 s", Row: "none: what is to be done shows in the routes",
 			Effect: "removes the routes of gateways that ended without giving them back",
 			Fence:  "token asked for before; a process that is gone never comes back under its boot id", Test: "modules/scheduler TestTheLeaderSweepsWhatDeadGatewaysLeft",
 		},

@@ -302,7 +302,7 @@ func TestTheLeaderSweepsWhatDeadGatewaysLeft(t *testing.T) {
 			t.Errorf("%v routes counted", got)
 		}
 		c.set(func(c *counting) { c.leads, c.homes = 9, append(c.homes, dead) })
-		time.Sleep(sweepAfter + 2*sweepEvery)
+		time.Sleep(sweepAfter + 4*sweepEvery)
 		synctest.Wait()
 		if e.terms != 2 || len(c.swept) != 2 {
 			t.Errorf("a leader that was followed swept %v and had %d terms", c.swept, e.terms)

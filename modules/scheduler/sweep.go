@@ -17,7 +17,7 @@ import (
 
 const (
 	// sweepEvery is how often the leader looks for gateways that ended.
-	sweepEvery = 2 * time.Second
+	sweepEvery = time.Second
 	// sweepAfter is how long a process must be missing before its routes go. A
 	// process has routes only after it was registered.
 	sweepAfter = 3 * time.Second

@@ -103,6 +103,10 @@ func TestEverySettingIsLive(t *testing.T) {
 		"session.strict": true,
 		// It is 10 s at least; modules/gateway TestWatchingIsRenewed shows it.
 		"presence.lease": true,
+		// They want messages that are days old. test/outbox
+		// TestLeadingProcessesEndInEachJob sets the first two while nodes run;
+		// modules/scheduler TestOldMessagesGo shows the pace.
+		"retention.direct_days": true, "retention.group_days": true, "retention.pace": true,
 		// Connections from loopback are exempt; the gateway's own tests show these.
 		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
 	}
