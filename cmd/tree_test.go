@@ -42,6 +42,7 @@ var printsData = map[string][]string{
 	"imd send":             {"--as", "alice", "--to", "bob", "text"},
 	"imd tail":             {"--as", "alice"},
 	"imd message schedule": {"--as", "alice", "--to", "bob", "--in", "1h", "text"}, "imd message scheduled": {"--as", "alice"},
+	"imd announce send": {"hello"}, "imd announce list": {}, "imd announce withdraw": {"7"},
 	"imd message cancel": {"--as", "alice", "7"},
 	"imd version":        {},
 	"imd bench compare":  {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench hot": {}, "imd bench slow": {}, "imd bench repeat": {}, "imd bench fanout": {},

@@ -123,6 +123,7 @@ type Gateway struct {
 	keeper    *keeper
 	ended     *endings
 	watchers  *watchers
+	announcer *announcer
 	typing    *typing
 	joins     turns // of those who log in
 	releases  turns // of routes that are given back
@@ -171,7 +172,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.keeper, g.ended = newKeeper(g), newEndings()
-	g.watchers, g.typing = newWatchers(g), newTyping(g)
+	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}

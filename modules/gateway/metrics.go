@@ -38,12 +38,13 @@ const (
 	kindError
 	kindPresence
 	kindTypingOut
+	kindAnnouncement
 	kinds // how many there are
 )
 
 var kindNames = [kinds]string{"unknown", "hello", "send", "ack", "read", "sync", "history", "typing", "watch_presence",
 	"refresh_token", "pong", "welcome", "send_ack", "deliver", "receipt", "sync_result", "history_result", "refresh_result",
-	"ping", "head", "drain", "bye", "error", "presence", "typing"}
+	"ping", "head", "drain", "bye", "error", "presence", "typing", "announcement"}
 
 // kindOfClient is the kind of a frame from a device.
 func kindOfClient(f *clientv1.ClientFrame) kind {
@@ -101,6 +102,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 		return kindError
 	case *clientv1.ServerFrame_Presence:
 		return kindPresence
+	case *clientv1.ServerFrame_Announcement:
+		return kindAnnouncement
 	}
 	return kindUnknown
 }
@@ -129,11 +132,13 @@ type metrics struct {
 	staleLeaders prometheus.Counter
 	presence     *prometheus.CounterVec // label: result (sent, owed)
 	typing       *prometheus.CounterVec // label: result
-	watchers     prometheus.Gauge
-	watched      prometheus.Gauge
-	submitSends  prometheus.Histogram
-	send         prometheus.Histogram
-	deliver      prometheus.Histogram
+	// announcements counts those that were queued for sessions.
+	announcements prometheus.Counter
+	watchers      prometheus.Gauge
+	watched       prometheus.Gauge
+	submitSends   prometheus.Histogram
+	send          prometheus.Histogram
+	deliver       prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -153,25 +158,26 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Client connections open on this node now, authenticated or not."}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
 			Help: "Of the connections, those that are quiet and have no goroutine."}),
-		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
-		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
-		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
-		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
-		redelivered:  counter("redeliveries_total", "Entries delivered again for want of an ack."),
-		limited:      vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
-		marksLost:    counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
-		heads:        counter("heads_total", "Head hints after the comparison with state."),
-		refreshed:    vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
-		routesAway:   prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
-		routeLosses:  counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
-		unclaimed:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
-		kicksLost:    counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
-		outranked:    counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
-		staleLeaders: counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
-		presence:     vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
-		typing:       vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
-		watchers:     prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
-		watched:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
+		tidied:        counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
+		handshakes:    vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
+		closed:        vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
+		pullMode:      vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
+		redelivered:   counter("redeliveries_total", "Entries delivered again for want of an ack."),
+		limited:       vec("rate_limited_total", "Frames refused for being above a rate.", "what"),
+		marksLost:     counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
+		heads:         counter("heads_total", "Head hints after the comparison with state."),
+		refreshed:     vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
+		routesAway:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
+		routeLosses:   counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
+		unclaimed:     prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
+		kicksLost:     counter("kicks_lost_total", "Displaced sessions whose gateway could not be told at once; they find out with their next refresh."),
+		outranked:     counter("outranked_total", "Sessions that ended because the message store refused their sends: a newer one had displaced them, under session.strict."),
+		staleLeaders:  counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
+		presence:      vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
+		typing:        vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
+		announcements: counter("announcements_total", "Announcements told sessions."),
+		watchers:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
+		watched:       prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -195,7 +201,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"sent", "owed"} {
 		m.presence.WithLabelValues(r)
 	}
-	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
+	reg.MustRegister(m.presence, m.typing, m.announcements, m.watchers, m.watched)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m

@@ -72,6 +72,7 @@ type MessageStore interface {
 	Jobs
 	Outbox
 	Schedules
+	Announcements
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
