@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/park"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -100,6 +101,8 @@ type Deps struct {
 	Leaders func() *control.Leaders
 	// Trace remembers what became of messages; nil = nothing does.
 	Trace *trace.Log
+	// Tally counts deliveries, and is told who is connected; nil = nothing does.
+	Tally *tally.Book
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -115,6 +118,8 @@ type Gateway struct {
 	limits    *Limits
 	admission *admission
 	hub       *hub
+	engine    *engine
+	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
 	lot       *park.Lot // of connections that are quiet; made by Start
@@ -171,7 +176,11 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.engine = newEngine(g.another, time.Now)
+	d.Reg.MustRegister(g.engine)
+	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
+	d.Tally.Watch(g.hub.present)
 	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)

@@ -136,6 +136,10 @@ type metrics struct {
 	announcements prometheus.Counter
 	watchers      prometheus.Gauge
 	watched       prometheus.Gauge
+	groups        prometheus.Gauge
+	groupMembers  prometheus.Gauge
+	groupLoads    *prometheus.CounterVec // label: result (read, failed)
+	groupDropped  prometheus.Counter
 	submitSends   prometheus.Histogram
 	send          prometheus.Histogram
 	deliver       prometheus.Histogram
@@ -158,6 +162,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Client connections open on this node now, authenticated or not."}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
 			Help: "Of the connections, those that are quiet and have no goroutine."}),
+		announcements: counter("announcements_total", "Announcements told sessions."),
 		tidied:        counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
 		handshakes:    vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:        vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
@@ -175,9 +180,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		staleLeaders:  counter("stale_leader_calls_total", "Calls refused because their leader had been followed."),
 		presence:      vec("presence_events_total", "Changes of presence for sessions that watch: sent, or owed to one that is behind, until it reads.", "result"),
 		typing:        vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
-		announcements: counter("announcements_total", "Announcements told sessions."),
 		watchers:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
 		watched:       prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
+		groups:        prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "groups", Help: "Large groups whose members this node finds itself."}),
+		groupMembers:  prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "group_members", Help: "Members on the lists of those groups."}),
+		groupLoads:    vec("group_loads_total", "Lists of members asked of state: read, or failed, which leaves what waited to the clients' cursors.", "result"),
+		groupDropped:  counter("group_dropped_total", "Frames given up because the list of their group was not there; clients find them by their cursors."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -201,7 +209,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"sent", "owed"} {
 		m.presence.WithLabelValues(r)
 	}
-	reg.MustRegister(m.presence, m.typing, m.announcements, m.watchers, m.watched)
+	for _, r := range []string{"read", "failed"} {
+		m.groupLoads.WithLabelValues(r)
+	}
+	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
+	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
+	reg.MustRegister(m.announcements)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m

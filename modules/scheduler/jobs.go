@@ -52,7 +52,7 @@ func (s *Scheduler) jobs() []Job {
 	return []Job{
 		{
 			Name: "expire", Every: time.Hour, Limit: limit, begin: func() round { return s.expire },
-			Trigger: "every hour", Row: "`job`", Effect: "removes revocations that no token can need any more",
+			Trigger: "every hour", Row: "`job`", Effect: "removes what is over, 500 rows of a kind at a time: revocations that no token can need any more, notes of sessions, mutes",
 			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestTheLeaderExpiresRevocationsEveryHour",
 		},
 		{
@@ -88,14 +88,25 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the cursor moves; a receiver knows a repeat by its id", Test: "test/outbox TestEventsAreTold",
 		},
 		{
-			Name: "handover", Every: offlineEvery, Limit: limit, begin: func() round { return s.handover },
-			Trigger: "every 0.5 s, for messages that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
+			Name: "handover", attend: s.handovers,
+			Trigger: "the age of a message that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
 			Fence: "token proved in the transaction that moves the cursor and adds the pushes", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{
 			Name: "push", attend: s.pushes,
 			Trigger: "pushes that are due", Row: "`push`", Effect: "notifies users who are offline, and takes back what they have read",
 			Fence: "token proved where the push is settled; the provider knows a repeat by its id", Test: "test/outbox TestOfflineUsersAreNotified",
+		},
+		{
+			Name: "tally", Every: tallyEvery, Limit: tallyLimit, begin: s.tallies,
+			Trigger: "every 5 s", Row: "none: every node keeps what was counted", Effect: "counts users, sessions and messages, and hands every node the sum",
+			Fence: "each node refuses the token of a leader that was followed", Test: "modules/scheduler TestWhatIsCountedOutlivesALeader",
+		},
+		{
+			Name: "retain", Every: retainEvery, Limit: limit, begin: s.retains,
+			Trigger: "every 1 s, if `retention.direct_days` or `retention.group_days` is set", Row: "`conversation.kept`",
+			Effect: "hides messages that are too old from everyone, and removes their content",
+			Fence:  "token proved in the transaction that raises the border and removes the content", Test: "modules/scheduler TestOldMessagesGo",
 		},
 		{
 			Name: "trim", Every: trimEvery, Limit: limit, begin: func() round { return s.trim },
@@ -124,6 +135,7 @@ func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 		})
 	}
 	wg.Wait()
+	s.silentNodes.Set(0)
 	if err := context.Cause(ctx); errors.Is(err, store.ErrFenced) {
 		return err
 	}

@@ -32,7 +32,7 @@ var (
 	returnAfter = settings.Duration("presence.return_after", 5*time.Second, 0, time.Hour,
 		"The same for a connection that the server ended and whose client was told to come back: a node that stops, a device that did not answer.")
 
-	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter, scheduleKeep}}
+	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter, retentionDirect, retentionGroup, retentionPace, scheduleKeep}}
 )
 
 // GatewayClient is what the leader asks of a gateway. Safe for concurrent use.
@@ -77,6 +77,7 @@ func newPresenceMetrics(reg prometheus.Registerer) *presenceMetrics {
 		m.saved.WithLabelValues(r)
 	}
 	reg.MustRegister(m.users, m.sessions, m.watched, m.gateways, m.changes, m.shown, m.superseded, m.saved)
+	m.show(presence.Stats{})
 	return m
 }
 
@@ -136,6 +137,7 @@ func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 		cancel()
 		f.wg.Wait()
 		s.presence.show(presence.Stats{})
+		s.online.Store(nil)
 	}()
 	f.wg.Go(func() { f.book.run(work) })
 	tick := time.NewTicker(presence.TickTime)
@@ -186,7 +188,7 @@ func (f *following) step(ev presence.Event) {
 func (f *following) look(ctx context.Context) {
 	if now := time.Now(); now.Sub(f.count) >= statsEvery {
 		f.count = now
-		f.s.presence.show(f.core.Stats())
+		f.s.showStats(f.core.Stats())
 	}
 	if f.s.Gateway == nil {
 		return

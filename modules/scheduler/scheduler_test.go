@@ -18,7 +18,10 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,6 +49,9 @@ type counting struct {
 	view  control.View
 
 	gateways map[im.NodeID]*fakeGateway
+	attic    attic
+	settings settings.Source
+	tally    func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
 	seen     map[im.UserID]time.Time
 	seenErr  error
 }
@@ -74,6 +80,12 @@ func (c *counting) Jobs(context.Context) ([]store.JobRow, error) {
 		return nil, errors.New("away")
 	}
 	return slices.Collect(maps.Values(c.jobs)), nil
+}
+
+func (c *counting) Retain(_ context.Context, _ store.Proof, r store.Retain) (store.Retained, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attic.retain(r)
 }
 
 // Nothing is to be sent later.
@@ -221,7 +233,7 @@ func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 // during runs a scheduler around a test of its work.
 func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	e := &sole{}
-	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
+	s := New(Deps{Node: "n", Tally: c.tally, Settings: c.settings, Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
 		Store:  func() (Messages, error) { return c, nil },
 		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now,
 		Gateway: func(n im.NodeID) GatewayClient { return c.gateways[n] }, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})

@@ -53,6 +53,8 @@ const (
 	MaxMembers = 100_000
 	// MaxMemberPage is the most members a MemberPage holds.
 	MaxMemberPage = 1000
+	// MaxExpire is the most rows of one kind that Expire removes.
+	MaxExpire = 500
 	// MaxHeadUsers is the most users Heads takes.
 	MaxHeadUsers = 1000
 )
@@ -71,6 +73,7 @@ type MessageStore interface {
 	Fences
 	Jobs
 	Outbox
+	Retention
 	Schedules
 	Announcements
 
@@ -166,6 +169,10 @@ type Membership interface {
 	// Members returns present members with an id above after, by id, at most
 	// limit (1 to MaxMemberPage). reader must be a member unless "". Errors: not_member.
 	Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (MemberPage, error)
+	// Starts returns who of the users (at most MaxMemberPage) are present members
+	// now, each with its start: all entries above it are for the member. Of others,
+	// and of a conversation that does not exist, it has nothing.
+	Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error)
 }
 
 // Change is one change of a conversation; exactly one of the pointers is set.
@@ -363,8 +370,10 @@ type Directory interface {
 	// Revocations returns the revocations of a user that still hold: rows of
 	// single logins and of all logins issued before a time.
 	Revocations(ctx context.Context, user im.UserID) ([]Revocation, error)
-	// Expire removes revocations that no longer hold at now, and says how many; and
-	// notes of sessions that are over.
+	// Expire removes what is over at now: revocations that no longer hold, notes of
+	// sessions that can live no more, and mutes that have ended; at most MaxExpire
+	// of each kind. It returns how many rows went; call it again while that is
+	// MaxExpire or more.
 	// Errors: ErrFenced if the proof does not hold in the same transaction.
 	Expire(ctx context.Context, p Proof, now time.Time) (int, error)
 	// PutKey stores an API key under its id, replacing the former.

@@ -93,6 +93,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
 		{[]string{"tracing.share"}, func(t *testing.T, l live) { tracingShare(t, l, spans) }},
 		{[]string{"presence.typing_members"}, typingMembers},
+		{[]string{"schedule.horizon", "schedule.max_per_user", "schedule.max_total"}, scheduling},
 	}
 	shown := map[string]bool{
 		// test/requirements TestR15AStrictSession sets it while nodes run; it takes
@@ -100,6 +101,8 @@ func TestEverySettingIsLive(t *testing.T) {
 		"session.strict": true,
 		// It is 10 s at least; modules/gateway TestWatchingIsRenewed shows it.
 		"presence.lease": true,
+		// It is 1 m at least; modules/scheduler TestEndedScheduledMessagesGo shows it.
+		"schedule.keep": true,
 		// Connections from loopback are exempt; the gateway's own tests show these.
 		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
 	}

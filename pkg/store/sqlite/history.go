@@ -81,7 +81,7 @@ type stay struct {
 }
 
 const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
-  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.members, c.member_version`
+  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.kept, c.members, c.member_version`
 
 const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 
@@ -90,12 +90,13 @@ func scanStay(scan func(...any) error, s *stay) error {
 	var earlier []byte
 	v := &s.View
 	err := scan(&s.User, &s.ID, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
-		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.Count, &s.MemberVersion)
+		&s.LeftName, &s.num, &s.Kind, &s.Name, &s.Closed, &s.a, &s.b, &s.Head, &s.kept, &s.Count, &s.MemberVersion)
 	if err != nil {
 		return err
 	}
 	v.Log = s.Head
 	v.Earlier, err = rules.DecodeStretches(earlier)
+	v.Keep(s.kept)
 	return err
 }
 

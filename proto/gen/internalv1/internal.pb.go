@@ -3964,7 +3964,10 @@ type Delivery struct {
 	// one. They name no conversation and no sessions, and nothing follows them.
 	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	// W3C trace context of the commit, if spans are made of it; empty = none are.
-	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Instead of session_ids: the members of a group, whose sessions the gateway
+	// finds itself.
+	Audience      *Audience `protobuf:"bytes,11,opt,name=audience,proto3" json:"audience,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4069,17 +4072,111 @@ func (x *Delivery) GetTraceparent() string {
 	return ""
 }
 
+func (x *Delivery) GetAudience() *Audience {
+	if x != nil {
+		return x.Audience
+	}
+	return nil
+}
+
+// Audience is the members of a group who may see the frames of a delivery: those
+// whose start is below the frame's seq. A gateway that has not got their list
+// reads it first; deliveries of the group wait for it, in order.
+type Audience struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the membership after the frames.
+	MemberVersion int64 `protobuf:"varint,1,opt,name=member_version,json=memberVersion,proto3" json:"member_version,omitempty"`
+	// The first frame is about a change of the membership: it makes a list of the
+	// version before one of member_version.
+	Change bool `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
+	// Who are members by it, with their start.
+	AddedUserIds []string `protobuf:"bytes,3,rep,name=added_user_ids,json=addedUserIds,proto3" json:"added_user_ids,omitempty"`
+	Start        int64    `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"`
+	// Who are no members any more. They get the first frame.
+	RemovedUserIds []string `protobuf:"bytes,5,rep,name=removed_user_ids,json=removedUserIds,proto3" json:"removed_user_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Audience) Reset() {
+	*x = Audience{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audience) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audience) ProtoMessage() {}
+
+func (x *Audience) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audience.ProtoReflect.Descriptor instead.
+func (*Audience) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *Audience) GetMemberVersion() int64 {
+	if x != nil {
+		return x.MemberVersion
+	}
+	return 0
+}
+
+func (x *Audience) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Audience) GetAddedUserIds() []string {
+	if x != nil {
+		return x.AddedUserIds
+	}
+	return nil
+}
+
+func (x *Audience) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *Audience) GetRemovedUserIds() []string {
+	if x != nil {
+		return x.RemovedUserIds
+	}
+	return nil
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NotHere       []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	// To how many sessions each delivery went, in order; 0 for those that wait for
+	// the list of their group.
+	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4188,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,12 +4201,19 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
 	if x != nil {
 		return x.NotHere
+	}
+	return nil
+}
+
+func (x *DeliverResponse) GetSessions() []int32 {
+	if x != nil {
+		return x.Sessions
 	}
 	return nil
 }
@@ -4132,7 +4236,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4248,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4261,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -4205,7 +4309,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4321,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4334,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -4250,7 +4354,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4366,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4379,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -4295,7 +4399,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4411,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4424,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -4346,7 +4450,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4462,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4475,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4421,7 +4525,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4433,7 +4537,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4446,7 +4550,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4507,7 +4611,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4623,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4636,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4624,7 +4728,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +4740,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +4753,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4701,7 +4805,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +4817,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +4830,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4771,7 +4875,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +4887,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +4900,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4829,7 +4933,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +4945,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +4958,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
 }
 
 // AnnounceRequest is what everybody is to be told.
@@ -4870,7 +4974,7 @@ type AnnounceRequest struct {
 
 func (x *AnnounceRequest) Reset() {
 	*x = AnnounceRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4882,7 +4986,7 @@ func (x *AnnounceRequest) String() string {
 func (*AnnounceRequest) ProtoMessage() {}
 
 func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4895,7 +4999,7 @@ func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceRequest.ProtoReflect.Descriptor instead.
 func (*AnnounceRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AnnounceRequest) GetRequestId() string {
@@ -4930,7 +5034,7 @@ type AnnounceResponse struct {
 
 func (x *AnnounceResponse) Reset() {
 	*x = AnnounceResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5046,7 @@ func (x *AnnounceResponse) String() string {
 func (*AnnounceResponse) ProtoMessage() {}
 
 func (x *AnnounceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5059,7 @@ func (x *AnnounceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceResponse.ProtoReflect.Descriptor instead.
 func (*AnnounceResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AnnounceResponse) GetAnnouncement() *imdv1.AnnouncementInfo {
@@ -4982,7 +5086,7 @@ type WithdrawRequest struct {
 
 func (x *WithdrawRequest) Reset() {
 	*x = WithdrawRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5098,7 @@ func (x *WithdrawRequest) String() string {
 func (*WithdrawRequest) ProtoMessage() {}
 
 func (x *WithdrawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5111,7 @@ func (x *WithdrawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WithdrawRequest.ProtoReflect.Descriptor instead.
 func (*WithdrawRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WithdrawRequest) GetSeq() int64 {
@@ -5027,7 +5131,7 @@ type WithdrawResponse struct {
 
 func (x *WithdrawResponse) Reset() {
 	*x = WithdrawResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5039,7 +5143,7 @@ func (x *WithdrawResponse) String() string {
 func (*WithdrawResponse) ProtoMessage() {}
 
 func (x *WithdrawResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5052,7 +5156,7 @@ func (x *WithdrawResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WithdrawResponse.ProtoReflect.Descriptor instead.
 func (*WithdrawResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WithdrawResponse) GetAnnouncement() *imdv1.AnnouncementInfo {
@@ -5071,7 +5175,7 @@ type ListAnnouncementsRequest struct {
 
 func (x *ListAnnouncementsRequest) Reset() {
 	*x = ListAnnouncementsRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5083,7 +5187,7 @@ func (x *ListAnnouncementsRequest) String() string {
 func (*ListAnnouncementsRequest) ProtoMessage() {}
 
 func (x *ListAnnouncementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5096,7 +5200,7 @@ func (x *ListAnnouncementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAnnouncementsRequest.ProtoReflect.Descriptor instead.
 func (*ListAnnouncementsRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
 }
 
 // ListAnnouncementsResponse has the newest announcements, in order; at most 100.
@@ -5109,7 +5213,7 @@ type ListAnnouncementsResponse struct {
 
 func (x *ListAnnouncementsResponse) Reset() {
 	*x = ListAnnouncementsResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5121,7 +5225,7 @@ func (x *ListAnnouncementsResponse) String() string {
 func (*ListAnnouncementsResponse) ProtoMessage() {}
 
 func (x *ListAnnouncementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5134,7 +5238,7 @@ func (x *ListAnnouncementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAnnouncementsResponse.ProtoReflect.Descriptor instead.
 func (*ListAnnouncementsResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListAnnouncementsResponse) GetAnnouncements() []*imdv1.AnnouncementInfo {
@@ -5161,7 +5265,7 @@ type ProclaimRequest struct {
 
 func (x *ProclaimRequest) Reset() {
 	*x = ProclaimRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5277,7 @@ func (x *ProclaimRequest) String() string {
 func (*ProclaimRequest) ProtoMessage() {}
 
 func (x *ProclaimRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5290,7 @@ func (x *ProclaimRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProclaimRequest.ProtoReflect.Descriptor instead.
 func (*ProclaimRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ProclaimRequest) GetLeader() *LeaderProof {
@@ -5227,7 +5331,7 @@ type ProclaimResponse struct {
 
 func (x *ProclaimResponse) Reset() {
 	*x = ProclaimResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5239,7 +5343,7 @@ func (x *ProclaimResponse) String() string {
 func (*ProclaimResponse) ProtoMessage() {}
 
 func (x *ProclaimResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5252,7 +5356,7 @@ func (x *ProclaimResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProclaimResponse.ProtoReflect.Descriptor instead.
 func (*ProclaimResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{86}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ProclaimResponse) GetBootId() string {
@@ -5522,7 +5626,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xd2\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x89\x03\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -5535,9 +5639,17 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	" \x01(\bR\arelaxed\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
 	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
-	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\x125\n" +
+	"\baudience\x18\v \x01(\v2\x19.imd.internal.v1.AudienceR\baudience\"\xaf\x01\n" +
+	"\bAudience\x12%\n" +
+	"\x0emember_version\x18\x01 \x01(\x03R\rmemberVersion\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\bR\x06change\x12$\n" +
+	"\x0eadded_user_ids\x18\x03 \x03(\tR\faddedUserIds\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\x03R\x05start\x12(\n" +
+	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"H\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
-	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
+	"\bnot_here\x18\x01 \x03(\tR\anotHere\x12\x1a\n" +
+	"\bsessions\x18\x02 \x03(\x05R\bsessions\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
@@ -5662,7 +5774,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),             // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                       // 1: imd.internal.v1.Run
@@ -5731,52 +5843,53 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*DeliverRequest)(nil),            // 64: imd.internal.v1.DeliverRequest
 	(*LeaderProof)(nil),               // 65: imd.internal.v1.LeaderProof
 	(*Delivery)(nil),                  // 66: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),           // 67: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),               // 68: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),              // 69: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),              // 70: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),             // 71: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),             // 72: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),            // 73: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),             // 74: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),              // 75: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),              // 76: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),               // 77: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),              // 78: imd.internal.v1.ShowResponse
-	(*AnnounceRequest)(nil),           // 79: imd.internal.v1.AnnounceRequest
-	(*AnnounceResponse)(nil),          // 80: imd.internal.v1.AnnounceResponse
-	(*WithdrawRequest)(nil),           // 81: imd.internal.v1.WithdrawRequest
-	(*WithdrawResponse)(nil),          // 82: imd.internal.v1.WithdrawResponse
-	(*ListAnnouncementsRequest)(nil),  // 83: imd.internal.v1.ListAnnouncementsRequest
-	(*ListAnnouncementsResponse)(nil), // 84: imd.internal.v1.ListAnnouncementsResponse
-	(*ProclaimRequest)(nil),           // 85: imd.internal.v1.ProclaimRequest
-	(*ProclaimResponse)(nil),          // 86: imd.internal.v1.ProclaimResponse
-	(clientv1.EntryKind)(0),           // 87: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),          // 88: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),          // 89: imd.client.v1.SendAck
-	(clientv1.Role)(0),                // 90: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),          // 91: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),            // 92: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),           // 93: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),       // 94: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),          // 95: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil),    // 96: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0),    // 97: imd.client.v1.ConversationKind
-	(*imdv1.ScheduledMessage)(nil),    // 98: imd.v1.ScheduledMessage
-	(*clientv1.Entry)(nil),            // 99: imd.client.v1.Entry
-	(*clientv1.Head)(nil),             // 100: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),     // 101: imd.client.v1.UserPresence
-	(*imdv1.AnnouncementInfo)(nil),    // 102: imd.v1.AnnouncementInfo
-	(*clientv1.Announcement)(nil),     // 103: imd.client.v1.Announcement
+	(*Audience)(nil),                  // 67: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),           // 68: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),               // 69: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),              // 70: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),              // 71: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),             // 72: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),             // 73: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),            // 74: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),             // 75: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),              // 76: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),              // 77: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),               // 78: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),              // 79: imd.internal.v1.ShowResponse
+	(*AnnounceRequest)(nil),           // 80: imd.internal.v1.AnnounceRequest
+	(*AnnounceResponse)(nil),          // 81: imd.internal.v1.AnnounceResponse
+	(*WithdrawRequest)(nil),           // 82: imd.internal.v1.WithdrawRequest
+	(*WithdrawResponse)(nil),          // 83: imd.internal.v1.WithdrawResponse
+	(*ListAnnouncementsRequest)(nil),  // 84: imd.internal.v1.ListAnnouncementsRequest
+	(*ListAnnouncementsResponse)(nil), // 85: imd.internal.v1.ListAnnouncementsResponse
+	(*ProclaimRequest)(nil),           // 86: imd.internal.v1.ProclaimRequest
+	(*ProclaimResponse)(nil),          // 87: imd.internal.v1.ProclaimResponse
+	(clientv1.EntryKind)(0),           // 88: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),          // 89: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),          // 90: imd.client.v1.SendAck
+	(clientv1.Role)(0),                // 91: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),          // 92: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),            // 93: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),           // 94: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),       // 95: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),          // 96: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil),    // 97: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0),    // 98: imd.client.v1.ConversationKind
+	(*imdv1.ScheduledMessage)(nil),    // 99: imd.v1.ScheduledMessage
+	(*clientv1.Entry)(nil),            // 100: imd.client.v1.Entry
+	(*clientv1.Head)(nil),             // 101: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),     // 102: imd.client.v1.UserPresence
+	(*imdv1.AnnouncementInfo)(nil),    // 103: imd.v1.AnnouncementInfo
+	(*clientv1.Announcement)(nil),     // 104: imd.client.v1.Announcement
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,   // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,   // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,   // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	87,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	88,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	88,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	89,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,   // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	89,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	90,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,   // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,   // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,   // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -5784,116 +5897,117 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11,  // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12,  // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13,  // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	90,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	91,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16,  // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18,  // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	91,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	92,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	93,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	94,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	95,  // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	96,  // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	92,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	93,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	94,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	95,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	96,  // 21: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	97,  // 22: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	25,  // 23: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	97,  // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	90,  // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	98,  // 24: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	91,  // 25: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	28,  // 26: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	88,  // 27: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
-	98,  // 28: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	98,  // 29: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	98,  // 30: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	89,  // 27: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	99,  // 28: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	99,  // 29: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	99,  // 30: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
 	2,   // 31: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
 	2,   // 32: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
 	51,  // 33: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
 	58,  // 34: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
 	51,  // 35: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	62,  // 36: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	99,  // 37: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	91,  // 38: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	100, // 39: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	100, // 37: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	92,  // 38: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	101, // 39: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	66,  // 40: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	65,  // 41: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	66,  // 42: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	65,  // 43: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	65,  // 44: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	74,  // 45: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	75,  // 46: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	76,  // 47: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	65,  // 48: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	101, // 49: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	102, // 50: imd.internal.v1.AnnounceResponse.announcement:type_name -> imd.v1.AnnouncementInfo
-	102, // 51: imd.internal.v1.WithdrawResponse.announcement:type_name -> imd.v1.AnnouncementInfo
-	102, // 52: imd.internal.v1.ListAnnouncementsResponse.announcements:type_name -> imd.v1.AnnouncementInfo
-	65,  // 53: imd.internal.v1.ProclaimRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	103, // 54: imd.internal.v1.ProclaimRequest.announcements:type_name -> imd.client.v1.Announcement
-	0,   // 55: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,   // 56: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15,  // 57: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19,  // 58: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21,  // 59: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	23,  // 60: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	26,  // 61: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	29,  // 62: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	31,  // 63: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
-	33,  // 64: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
-	35,  // 65: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
-	37,  // 66: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	39,  // 67: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	41,  // 68: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	43,  // 69: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	45,  // 70: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	47,  // 71: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	49,  // 72: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	52,  // 73: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	54,  // 74: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	56,  // 75: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	79,  // 76: imd.internal.v1.DirectoryService.Announce:input_type -> imd.internal.v1.AnnounceRequest
-	81,  // 77: imd.internal.v1.DirectoryService.Withdraw:input_type -> imd.internal.v1.WithdrawRequest
-	83,  // 78: imd.internal.v1.DirectoryService.ListAnnouncements:input_type -> imd.internal.v1.ListAnnouncementsRequest
-	59,  // 79: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	61,  // 80: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	64,  // 81: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	68,  // 82: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	70,  // 83: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	72,  // 84: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	77,  // 85: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	85,  // 86: imd.internal.v1.GatewayService.Proclaim:input_type -> imd.internal.v1.ProclaimRequest
-	4,   // 87: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14,  // 88: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17,  // 89: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20,  // 90: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22,  // 91: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	24,  // 92: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	27,  // 93: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	30,  // 94: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	32,  // 95: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
-	34,  // 96: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
-	36,  // 97: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
-	38,  // 98: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	40,  // 99: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	42,  // 100: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	44,  // 101: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	46,  // 102: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	48,  // 103: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	50,  // 104: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	53,  // 105: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	55,  // 106: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	57,  // 107: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	80,  // 108: imd.internal.v1.DirectoryService.Announce:output_type -> imd.internal.v1.AnnounceResponse
-	82,  // 109: imd.internal.v1.DirectoryService.Withdraw:output_type -> imd.internal.v1.WithdrawResponse
-	84,  // 110: imd.internal.v1.DirectoryService.ListAnnouncements:output_type -> imd.internal.v1.ListAnnouncementsResponse
-	60,  // 111: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	63,  // 112: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	67,  // 113: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	69,  // 114: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	71,  // 115: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	73,  // 116: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	78,  // 117: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	86,  // 118: imd.internal.v1.GatewayService.Proclaim:output_type -> imd.internal.v1.ProclaimResponse
-	87,  // [87:119] is the sub-list for method output_type
-	55,  // [55:87] is the sub-list for method input_type
-	55,  // [55:55] is the sub-list for extension type_name
-	55,  // [55:55] is the sub-list for extension extendee
-	0,   // [0:55] is the sub-list for field type_name
+	67,  // 43: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	65,  // 44: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	65,  // 45: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	75,  // 46: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	76,  // 47: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	77,  // 48: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	65,  // 49: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	102, // 50: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	103, // 51: imd.internal.v1.AnnounceResponse.announcement:type_name -> imd.v1.AnnouncementInfo
+	103, // 52: imd.internal.v1.WithdrawResponse.announcement:type_name -> imd.v1.AnnouncementInfo
+	103, // 53: imd.internal.v1.ListAnnouncementsResponse.announcements:type_name -> imd.v1.AnnouncementInfo
+	65,  // 54: imd.internal.v1.ProclaimRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	104, // 55: imd.internal.v1.ProclaimRequest.announcements:type_name -> imd.client.v1.Announcement
+	0,   // 56: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 57: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 58: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 59: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 60: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	23,  // 61: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	26,  // 62: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	29,  // 63: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	31,  // 64: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	33,  // 65: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	35,  // 66: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	37,  // 67: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	39,  // 68: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	41,  // 69: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	43,  // 70: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	45,  // 71: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	47,  // 72: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	49,  // 73: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	52,  // 74: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	54,  // 75: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	56,  // 76: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	80,  // 77: imd.internal.v1.DirectoryService.Announce:input_type -> imd.internal.v1.AnnounceRequest
+	82,  // 78: imd.internal.v1.DirectoryService.Withdraw:input_type -> imd.internal.v1.WithdrawRequest
+	84,  // 79: imd.internal.v1.DirectoryService.ListAnnouncements:input_type -> imd.internal.v1.ListAnnouncementsRequest
+	59,  // 80: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	61,  // 81: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	64,  // 82: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	69,  // 83: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	71,  // 84: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	73,  // 85: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	78,  // 86: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	86,  // 87: imd.internal.v1.GatewayService.Proclaim:input_type -> imd.internal.v1.ProclaimRequest
+	4,   // 88: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 89: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 90: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 91: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 92: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	24,  // 93: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	27,  // 94: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	30,  // 95: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	32,  // 96: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	34,  // 97: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	36,  // 98: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	38,  // 99: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	40,  // 100: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	42,  // 101: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	44,  // 102: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	46,  // 103: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	48,  // 104: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	50,  // 105: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	53,  // 106: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	55,  // 107: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	57,  // 108: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	81,  // 109: imd.internal.v1.DirectoryService.Announce:output_type -> imd.internal.v1.AnnounceResponse
+	83,  // 110: imd.internal.v1.DirectoryService.Withdraw:output_type -> imd.internal.v1.WithdrawResponse
+	85,  // 111: imd.internal.v1.DirectoryService.ListAnnouncements:output_type -> imd.internal.v1.ListAnnouncementsResponse
+	60,  // 112: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	63,  // 113: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	68,  // 114: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	70,  // 115: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	72,  // 116: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	74,  // 117: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	79,  // 118: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	87,  // 119: imd.internal.v1.GatewayService.Proclaim:output_type -> imd.internal.v1.ProclaimResponse
+	88,  // [88:120] is the sub-list for method output_type
+	56,  // [56:88] is the sub-list for method input_type
+	56,  // [56:56] is the sub-list for extension type_name
+	56,  // [56:56] is the sub-list for extension extendee
+	0,   // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5916,7 +6030,7 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[74].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[75].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5928,7 +6042,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   87,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

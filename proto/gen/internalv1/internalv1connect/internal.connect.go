@@ -207,7 +207,8 @@ type StateServiceClient interface {
 	Submit(context.Context, *internalv1.SubmitRequest) (*internalv1.SubmitResponse, error)
 	// Change makes or changes a conversation. Idempotent by request_id.
 	Change(context.Context, *internalv1.ChangeRequest) (*internalv1.ChangeResponse, error)
-	// Mark moves delivered and read positions up. Idempotent: newest wins.
+	// Mark moves delivered and read positions up. Idempotent: newest wins. A mark
+	// with the seq 0 moves nothing and is answered with where the member stands.
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
@@ -242,7 +243,8 @@ type StateServiceHandler interface {
 	Submit(context.Context, *internalv1.SubmitRequest) (*internalv1.SubmitResponse, error)
 	// Change makes or changes a conversation. Idempotent by request_id.
 	Change(context.Context, *internalv1.ChangeRequest) (*internalv1.ChangeResponse, error)
-	// Mark moves delivered and read positions up. Idempotent: newest wins.
+	// Mark moves delivered and read positions up. Idempotent: newest wins. A mark
+	// with the seq 0 moves nothing and is answered with where the member stands.
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
