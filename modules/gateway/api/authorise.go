@@ -33,6 +33,9 @@ var policies = map[string]policy{
 	conn.ConversationServiceLeaveProcedure:             {scope: auth.ScopeConversations, asUser: true},
 	conn.ConversationServiceListMembersProcedure:       {scope: auth.ScopeConversations},
 	conn.ConversationServiceClearHistoryProcedure:      {scope: auth.ScopeConversations, asUser: true},
+	conn.ConversationServiceMuteProcedure:              {scope: auth.ScopeConversations, asUser: true},
+	conn.ConversationServiceUnmuteProcedure:            {scope: auth.ScopeConversations, asUser: true},
+	conn.ConversationServiceListMutesProcedure:         {scope: auth.ScopeConversations, asUser: true},
 	conn.ConversationServiceListProcedure:              {scope: auth.ScopeConversations, asUser: true},
 	conn.MessageServiceSendProcedure:                   {scope: auth.ScopeMessages},
 	conn.MessageServiceHistoryProcedure:                {scope: auth.ScopeMessages},
@@ -46,11 +49,11 @@ var policies = map[string]policy{
 	conn.UserServiceDevicesProcedure:                   {scope: auth.ScopeUsers, keysOnly: true},
 	conn.UserServiceKickProcedure:                      {scope: auth.ScopeUsers, keysOnly: true},
 	conn.PresenceServiceGetProcedure:                   {scope: auth.ScopeUsers},
+	conn.TokenServiceMintProcedure:                     {scope: auth.ScopeTokens, keysOnly: true},
+	conn.TokenServiceRevokeProcedure:                   {scope: auth.ScopeTokens, keysOnly: true},
 	conn.AnnouncementServiceAnnounceProcedure:          {scope: auth.ScopeMessages, keysOnly: true},
 	conn.AnnouncementServiceWithdrawProcedure:          {scope: auth.ScopeMessages, keysOnly: true},
 	conn.AnnouncementServiceListAnnouncementsProcedure: {scope: auth.ScopeMessages, keysOnly: true},
-	conn.TokenServiceMintProcedure:                     {scope: auth.ScopeTokens, keysOnly: true},
-	conn.TokenServiceRevokeProcedure:                   {scope: auth.ScopeTokens, keysOnly: true},
 }
 
 // call is what is known of a call's maker.
