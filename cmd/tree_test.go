@@ -44,6 +44,7 @@ var printsData = map[string][]string{
 	"imd version":       {},
 	"imd bench compare": {"a.json", "b.json"}, "imd bench overhead": {}, "imd bench connect": {}, "imd bench send": {}, "imd bench hot": {}, "imd bench slow": {}, "imd bench presence": {}, "imd bench repeat": {}, "imd bench fanout": {},
 	"imd message schedule": {"--as", "alice", "--to", "bob", "--in", "1h", "text"}, "imd message scheduled": {"--as", "alice"},
+	"imd announce send": {"hello"}, "imd announce list": {}, "imd announce withdraw": {"7"},
 	"imd message cancel": {"--as", "alice", "7"},
 	"imd bench history":  {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
 	"imd verify": {"no-such-history"},

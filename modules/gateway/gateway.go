@@ -128,6 +128,7 @@ type Gateway struct {
 	keeper    *keeper
 	ended     *endings
 	watchers  *watchers
+	announcer *announcer
 	typing    *typing
 	joins     turns // of those who log in
 	releases  turns // of routes that are given back
@@ -181,7 +182,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	d.Tally.Watch(g.hub.present)
-	g.watchers, g.typing = newWatchers(g), newTyping(g)
+	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
 	g.admits = newAdmits(g)

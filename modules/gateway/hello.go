@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	mrand "math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/imdhq/imd/pkg/auth"
@@ -14,7 +15,7 @@ import (
 )
 
 // features are the later parts of the protocol that this server has.
-var features = []string{"presence", "typing"}
+var features = []string{"presence", "typing", "announcements"}
 
 // defaultClass is the class of a login that names none.
 const defaultClass = im.Desktop
@@ -58,6 +59,7 @@ func (s *session) hello(f *clientv1.ClientFrame) {
 	s.corked = true
 	s.q.cork()
 	s.welcome(f.Id, level, claims)
+	s.g.announcer.greet(s)
 }
 
 // identify finds out who says hello.
@@ -93,6 +95,9 @@ func (s *session) identify(h *clientv1.Hello) (level uint32, c auth.Claims, no *
 	}
 	s.mu.Lock() // the end of a connection that is no session yet reads them too
 	s.user, s.login, s.device, s.class = c.User, c.Login, c.Device, c.Class
+	if s.announcedSeq = noAnnouncements; h.AnnouncementSeq != nil {
+		s.announcedSeq, s.announcedEpoch = max(h.GetAnnouncementSeq(), 0), strings.Clone(h.AnnouncementEpoch)
+	}
 	s.mu.Unlock()
 	return level, c, nil
 }

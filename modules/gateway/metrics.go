@@ -38,12 +38,13 @@ const (
 	kindError
 	kindPresence
 	kindTypingOut
+	kindAnnouncement
 	kinds // how many there are
 )
 
 var kindNames = [kinds]string{"unknown", "hello", "send", "ack", "read", "sync", "history", "typing", "watch_presence",
 	"refresh_token", "pong", "welcome", "send_ack", "deliver", "receipt", "sync_result", "history_result", "refresh_result",
-	"ping", "head", "drain", "bye", "error", "presence", "typing"}
+	"ping", "head", "drain", "bye", "error", "presence", "typing", "announcement"}
 
 // kindOfClient is the kind of a frame from a device.
 func kindOfClient(f *clientv1.ClientFrame) kind {
@@ -101,6 +102,8 @@ func kindOfServer(f *clientv1.ServerFrame) kind {
 		return kindError
 	case *clientv1.ServerFrame_Presence:
 		return kindPresence
+	case *clientv1.ServerFrame_Announcement:
+		return kindAnnouncement
 	}
 	return kindUnknown
 }
@@ -126,9 +129,11 @@ type metrics struct {
 	outranked   prometheus.Counter
 	kicksLost   prometheus.Counter
 	// staleLeaders counts calls of leaders that had been followed.
-	staleLeaders    prometheus.Counter
-	presence        *prometheus.CounterVec // label: result (sent, owed)
-	typing          *prometheus.CounterVec // label: result
+	staleLeaders prometheus.Counter
+	presence     *prometheus.CounterVec // label: result (sent, owed)
+	typing       *prometheus.CounterVec // label: result
+	// announcements counts those that were queued for sessions.
+	announcements   prometheus.Counter
 	watchers        prometheus.Gauge
 	watched         prometheus.Gauge
 	groups          prometheus.Gauge
@@ -158,6 +163,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Client connections open on this node now, authenticated or not."}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
 			Help: "Of the connections, those that are quiet and have no goroutine."}),
+		announcements:   counter("announcements_total", "Announcements told sessions."),
 		tidied:          counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
 		handshakes:      vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:          vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
@@ -213,7 +219,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.groupLoads.WithLabelValues(r)
 	}
 	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
-	reg.MustRegister(m.requestsRefused, m.presence, m.typing, m.watchers, m.watched)
+	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
+	reg.MustRegister(m.requestsRefused, m.announcements)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m

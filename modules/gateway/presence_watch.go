@@ -175,6 +175,7 @@ func (p *watchers) run(ctx context.Context) {
 			p.payOwed()
 			p.renew(ctx, now)
 			p.g.typing.forget(now)
+			p.g.announcer.pay(now)
 		}
 	}
 }

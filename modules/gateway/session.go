@@ -100,6 +100,11 @@ type session struct {
 	pull     bool
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
 
+	// The number of the last announcement that the client has, of which history of
+	// the store; noAnnouncements = it wants none.
+	announcedSeq   int64
+	announcedEpoch string
+
 	// announced is set while the leader of the schedulers is to believe that the
 	// session is there.
 	announced bool

@@ -69,8 +69,13 @@ func (s *Scheduler) jobs() []Job {
 		},
 		{
 			Name: "forget", Every: forgetEvery, Limit: limit, begin: func() round { return s.forget },
-			Trigger: "every 10 s, for scheduled messages that ended before `schedule.keep`", Row: "`scheduled`", Effect: "removes them from the list",
+			Trigger: "every 10 s, for scheduled messages that ended before `schedule.keep`, and announcements that ended 30 days ago", Row: "`scheduled`, `announcement`", Effect: "removes them from the list",
 			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestEndedScheduledMessagesGo",
+		},
+		{
+			Name: "announce", Every: announceEvery, Limit: limit, begin: s.announces,
+			Trigger: "every 0.5 s, for announcements and gateways that are new", Row: "none: each gateway is told by each leader", Effect: "hands the announcements in force to all gateways",
+			Fence: "each gateway refuses a leader that was followed, and a client knows a repeat by its number", Test: "modules/scheduler TestAllGatewaysHearAnnouncements",
 		},
 		{
 			Name: "gather", attend: s.gathers,

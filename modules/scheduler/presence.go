@@ -39,6 +39,7 @@ var (
 type GatewayClient interface {
 	Follow(context.Context, *v1.FollowRequest) (*v1.FollowResponse, error)
 	Show(context.Context, *v1.ShowRequest) (*v1.ShowResponse, error)
+	Proclaim(context.Context, *v1.ProclaimRequest) (*v1.ProclaimResponse, error)
 }
 
 // presenceMetrics count what the leader hears and says of presence.

@@ -55,13 +55,15 @@ func (c *counting) seenAt(u im.UserID) time.Time {
 type fakeGateway struct {
 	boot string
 
-	mu     sync.Mutex
-	all    []*v1.SessionChange // of its snapshot
-	log    []*v1.SessionChange // behind it
-	news   chan struct{}       // made inside the test's bubble
-	err    error
-	told   []string
-	tokens []int64
+	mu   sync.Mutex
+	all  []*v1.SessionChange // of its snapshot
+	log  []*v1.SessionChange // behind it
+	news chan struct{}       // made inside the test's bubble
+	err  error
+	told []string
+	// proclaimed is what it was handed of announcements, each time.
+	proclaimed []string
+	tokens     []int64
 }
 
 func newGateway(all ...*v1.SessionChange) *fakeGateway {
@@ -97,6 +99,20 @@ func (g *fakeGateway) Follow(ctx context.Context, r *v1.FollowRequest) (*v1.Foll
 		g.mu.Lock()
 	}
 	return &v1.FollowResponse{BootId: g.boot, Changes: slices.Clone(g.log[r.After-1:]), After: uint64(len(g.log)) + 1}, nil
+}
+
+func (g *fakeGateway) Proclaim(_ context.Context, r *v1.ProclaimRequest) (*v1.ProclaimResponse, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
+		return nil, g.err
+	}
+	text := fmt.Sprint(r.Leader.Token, "/", r.Version)
+	for _, a := range r.Announcements {
+		text += " " + a.Text
+	}
+	g.proclaimed = append(g.proclaimed, text)
+	return &v1.ProclaimResponse{BootId: g.boot}, nil
 }
 
 func (g *fakeGateway) Show(_ context.Context, r *v1.ShowRequest) (*v1.ShowResponse, error) {

@@ -244,7 +244,8 @@ func settled(m *store.Scheduled, a *clientv1.SendAck, now time.Time) store.Sched
 	return d
 }
 
-// forget removes what ended long ago, and counts what is open.
+// forget removes scheduled messages and announcements that ended long ago, and
+// counts what is open.
 func (s *Scheduler) forget(ctx context.Context, t control.Term) error {
 	st, err := s.Store()
 	if err != nil {
@@ -256,6 +257,9 @@ func (s *Scheduler) forget(ctx context.Context, t control.Term) error {
 		if n, err = st.TrimScheduled(ctx, t.Proof(), time.Now().Add(-keep), forgetMost); err != nil {
 			return err
 		}
+	}
+	if _, err := st.TrimAnnouncements(ctx, t.Proof(), time.Now().Add(-announcementKept)); err != nil {
+		return err
 	}
 	return s.countOpen(ctx, st)
 }

@@ -42,6 +42,10 @@ type Messages interface {
 	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
 	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
 	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
+	Announcements(ctx context.Context, at time.Time) ([]store.Announcement, error)
+	AnnouncementVersion(ctx context.Context) (int64, error)
+	TrimAnnouncements(ctx context.Context, p store.Proof, before time.Time) (int, error)
+	DataEpoch() string
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
@@ -115,6 +119,8 @@ type Scheduler struct {
 	silentNodes prometheus.Gauge
 	retained    prometheus.Counter
 	schedule    *scheduleMetrics
+	// announced counts announcements handed to gateways.
+	announced prometheus.Counter
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -179,6 +185,8 @@ func New(d Deps) *Scheduler {
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
 	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
+	s.announced = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "proclaimed_total",
+		Help: "Times that a gateway has taken in all announcements in force."})
 	s.silentNodes = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
 		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
 	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",
@@ -199,7 +207,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
+	d.Reg.MustRegister(s.announced, s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
 	return s
 }
 

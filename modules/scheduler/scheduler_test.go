@@ -34,9 +34,14 @@ type counting struct {
 	mu    sync.Mutex
 	calls []store.Proof
 	err   error
-	away  bool  // the rows of jobs cannot be read
-	old   int   // events that are too old
-	ended int   // scheduled messages that ended long ago
+	away  bool // the rows of jobs cannot be read
+	old   int  // events that are too old
+	ended int  // scheduled messages that ended long ago
+
+	announced struct {
+		version int64
+		list    []store.Announcement
+	}
 	leads int64 // the token of the fence
 	jobs  map[string]store.JobRow
 	homes []store.Home
@@ -108,6 +113,23 @@ func (c *counting) TrimScheduled(_ context.Context, p store.Proof, before time.T
 	c.ended -= n
 	return n, nil
 }
+
+func (c *counting) AnnouncementVersion(context.Context) (int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.announced.version, nil
+}
+
+func (c *counting) Announcements(context.Context, time.Time) ([]store.Announcement, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.announced.list), nil
+}
+
+func (c *counting) TrimAnnouncements(context.Context, store.Proof, time.Time) (int, error) {
+	return 0, nil
+}
+func (c *counting) DataEpoch() string { return "e" }
 
 // Nobody is told of anything.
 func (c *counting) OutboxState(context.Context) (store.OutboxState, error) {

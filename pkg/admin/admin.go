@@ -15,6 +15,7 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
+	"github.com/imdhq/imd/proto/gen/public/imd/v1/imdv1connect"
 )
 
 // Deps are what the services work with.
@@ -51,6 +52,7 @@ func New(d Deps) *Admin {
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
+	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announcements{a})
 	adminv1connect.RegisterDeviceServiceHandler(a.srv.Connect(), devices{a})
 	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
 	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})

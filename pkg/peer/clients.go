@@ -20,6 +20,8 @@ var (
 	stateHealth                                           = method("state.Health")
 	stateSchedule, stateListScheduled                     = method("state.Schedule"), method("state.ListScheduled")
 	stateCancelScheduled                                  = method("state.CancelScheduled")
+	directoryAnnounce, directoryWithdraw                  = method("directory.Announce"), method("directory.Withdraw")
+	directoryListAnnouncements, gatewayProclaim           = method("directory.ListAnnouncements"), method("gateway.Proclaim")
 	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
 	directorySetMute, directoryMutes                      = method("directory.SetMute"), method("directory.Mutes")
 	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
@@ -239,6 +241,18 @@ func (c directoryClient) LastSeen(ctx context.Context, r *v1.LastSeenRequest) (*
 	return invoke(ctx, c.s, &c.s.directory, directoryLastSeen, "", directoryHandler.LastSeen, r)
 }
 
+func (c directoryClient) Announce(ctx context.Context, r *v1.AnnounceRequest) (*v1.AnnounceResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryAnnounce, "", directoryHandler.Announce, r)
+}
+
+func (c directoryClient) Withdraw(ctx context.Context, r *v1.WithdrawRequest) (*v1.WithdrawResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryWithdraw, "", directoryHandler.Withdraw, r)
+}
+
+func (c directoryClient) ListAnnouncements(ctx context.Context, r *v1.ListAnnouncementsRequest) (*v1.ListAnnouncementsResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryListAnnouncements, "", directoryHandler.ListAnnouncements, r)
+}
+
 func (c directoryClient) Prove(ctx context.Context, r *v1.ProveRequest) (*v1.ProveResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directoryProve, r.UserId, directoryHandler.Prove, r)
 }
@@ -280,6 +294,10 @@ func (c gatewayClient) Kick(ctx context.Context, r *v1.KickRequest) (*v1.KickRes
 
 func (c gatewayClient) Follow(ctx context.Context, r *v1.FollowRequest) (*v1.FollowResponse, error) {
 	return invokeAt(ctx, c.s, &c.s.gateway, gatewayFollow, c.node, internalv1connect.GatewayServiceHandler.Follow, r)
+}
+
+func (c gatewayClient) Proclaim(ctx context.Context, r *v1.ProclaimRequest) (*v1.ProclaimResponse, error) {
+	return invokeAt(ctx, c.s, &c.s.gateway, gatewayProclaim, c.node, internalv1connect.GatewayServiceHandler.Proclaim, r)
 }
 
 func (c gatewayClient) Show(ctx context.Context, r *v1.ShowRequest) (*v1.ShowResponse, error) {

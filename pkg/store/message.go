@@ -79,6 +79,7 @@ type MessageStore interface {
 	Outbox
 	Retention
 	Schedules
+	Announcements
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.

@@ -64,6 +64,10 @@ type Client struct {
 	synced    bool
 	subs      map[*subscription]struct{}
 
+	announced     AnnouncementCursor
+	announcements []Announcement // not told yet
+	announcing    chan struct{}  // capacity 1: there are some
+
 	watches    map[*PresenceWatch]struct{}
 	presence   map[string]Presence // of watched users
 	watchN     uint64              // number of the newest question
@@ -121,6 +125,9 @@ func newClient(url string, opts Options) (*Client, error) {
 		convs:   make(map[string]*conv),
 		subs:    make(map[*subscription]struct{}),
 
+		announced:  opts.AnnouncedBefore,
+		announcing: make(chan struct{}, 1),
+
 		watches:  make(map[*PresenceWatch]struct{}),
 		presence: make(map[string]Presence),
 	}
@@ -134,6 +141,9 @@ func newClient(url string, opts Options) (*Client, error) {
 func (c *Client) start() {
 	c.wg.Go(c.run)
 	c.wg.Go(c.runClock)
+	if c.opts.OnAnnouncement != nil {
+		go c.tellAnnouncements()
+	}
 	if c.opts.OnState != nil {
 		go c.notifyState()
 	}

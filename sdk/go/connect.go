@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -112,14 +114,18 @@ func (c *Client) dial(ctx context.Context) (transport, error) {
 
 // hello writes hello and sync in one envelope. The lock is held.
 func (c *Client) hello(s *session, token string) {
-	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
+	hello := &clientv1.Hello{
 		Version:    protocol.Version,
 		MinVersion: protocol.MinVersion,
 		Token:      token,
 		DeviceId:   c.opts.Device,
 		Class:      c.opts.Class,
 		Client:     c.opts.Name,
-	}}}, nil)
+	}
+	if c.opts.OnAnnouncement != nil {
+		hello.AnnouncementSeq, hello.AnnouncementEpoch = proto.Int64(c.announced.Seq), c.announced.Epoch
+	}
+	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: hello}}, nil)
 	s.rest, c.syncAgain = c.listing, false
 	if !c.opts.SendOnly {
 		c.sync(s, time.Now())

@@ -36,6 +36,13 @@ type Options struct {
 	// state, in order, one at a time, from a goroutine of its own. If it is
 	// slow, old changes are left out.
 	OnState func(StateChange)
+	// OnAnnouncement, if not nil, is called for each announcement of the operator,
+	// in order, one at a time, from a goroutine of its own: each once in the life
+	// of the client, and not those up to AnnouncedBefore.
+	OnAnnouncement func(Announcement)
+	// AnnouncedBefore is the Cursor of the last announcement that an earlier client
+	// of this device was told, so that it is not told again; zero = none was.
+	AnnouncedBefore AnnouncementCursor
 	// HTTPClient makes the upgrade and the calls of API; nil =
 	// http.DefaultClient. Its Timeout must be 0.
 	HTTPClient *http.Client

@@ -58,6 +58,8 @@ func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
 		c.tellPresence(k.Presence)
 	case *clientv1.ServerFrame_Typing:
 		c.noteTyping(k.Typing, now)
+	case *clientv1.ServerFrame_Announcement:
+		c.announcement(k.Announcement)
 	case *clientv1.ServerFrame_Ping:
 		if k.Ping.IntervalMs > 0 {
 			s.quiet = time.Duration(k.Ping.IntervalMs)*time.Millisecond + s.pong

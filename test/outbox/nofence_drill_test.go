@@ -14,10 +14,13 @@ import (
 // Without the fence, what a paused leader does when it wakes up takes place, in
 // each job, and the test that must notice it does.
 func TestNoFenceIsNoticed(t *testing.T) {
-	for _, job := range []string{"gather", "tell", "hand_over", "push", "trim"} {
+	for job, test := range map[string]string{
+		"gather": "TestLeaderEndsInEachJob", "tell": "TestLeaderEndsInEachJob", "hand_over": "TestLeaderEndsInEachJob", "push": "TestLeaderEndsInEachJob",
+		"trim": "TestLeaderEndsInEachJob", "claim": "TestScheduledOutliveTheirLeader", "settle": "TestScheduledOutliveTheirLeader",
+	} {
 		t.Run(job, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.Command(os.Args[0], "-test.run", "^TestLeaderEndsInEachJob$/^"+job+"_pause$")
+			cmd := exec.Command(os.Args[0], "-test.run", "^"+test+"$/^"+job+"_pause$")
 			cmd.Env = append(os.Environ(), failpoint.BadVar+"="+string(failpoint.NoFence))
 			out, err := cmd.CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "took place after one with") {

@@ -95,6 +95,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
 		{[]string{"tracing.share"}, func(t *testing.T, l live) { tracingShare(t, l, spans) }},
 		{[]string{"presence.typing_members"}, typingMembers},
+		{[]string{"schedule.horizon", "schedule.max_per_user", "schedule.max_total"}, scheduling},
 		{[]string{"push.group_members", "push.pull_sessions", "push.pull_load", "push.pull_interval"}, largeGroups},
 	}
 	shown := map[string]bool{
@@ -107,6 +108,8 @@ func TestEverySettingIsLive(t *testing.T) {
 		// TestLeadingProcessesEndInEachJob sets the first two while nodes run;
 		// modules/scheduler TestOldMessagesGo shows the pace.
 		"retention.direct_days": true, "retention.group_days": true, "retention.pace": true,
+		// It is 1 m at least; modules/scheduler TestEndedScheduledMessagesGo shows it.
+		"schedule.keep": true,
 		// Connections from loopback are exempt; the gateway's own tests show these.
 		"gateway.limits.address_rate": true, "gateway.limits.address_burst": true,
 	}

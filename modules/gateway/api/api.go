@@ -75,6 +75,7 @@ func New(d Deps) (*API, error) {
 	imdv1connect.RegisterMessageServiceHandler(a.srv.Connect(), messages{a})
 	imdv1connect.RegisterUserServiceHandler(a.srv.Connect(), users{a})
 	imdv1connect.RegisterPresenceServiceHandler(a.srv.Connect(), presences{a})
+	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announcements{a})
 	imdv1connect.RegisterTokenServiceHandler(a.srv.Connect(), tokens{a})
 	for _, s := range a.srv.Specs() {
 		if _, ok := policies[s.Procedure]; !ok {

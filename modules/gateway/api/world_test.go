@@ -182,6 +182,21 @@ func (w *world) ClearHistory(_ context.Context, r *v1.ClearHistoryRequest) (*v1.
 	return &v1.ClearHistoryResponse{Start: r.UpToSeq}, nil
 }
 
+func (w *world) Announce(_ context.Context, r *v1.AnnounceRequest) (*v1.AnnounceResponse, error) {
+	w.note(r)
+	return &v1.AnnounceResponse{Announcement: &imdv1.AnnouncementInfo{Seq: 1, Text: r.Text}}, nil
+}
+
+func (w *world) Withdraw(_ context.Context, r *v1.WithdrawRequest) (*v1.WithdrawResponse, error) {
+	w.note(r)
+	return &v1.WithdrawResponse{Announcement: &imdv1.AnnouncementInfo{Seq: r.Seq}}, nil
+}
+
+func (w *world) ListAnnouncements(_ context.Context, r *v1.ListAnnouncementsRequest) (*v1.ListAnnouncementsResponse, error) {
+	w.note(r)
+	return &v1.ListAnnouncementsResponse{}, nil
+}
+
 func (w *world) User(_ context.Context, r *v1.UserRequest) (*v1.UserResponse, error) {
 	w.note(r)
 	return &v1.UserResponse{UserId: r.UserId, CreatedMs: 5}, nil

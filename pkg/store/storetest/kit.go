@@ -117,6 +117,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"what is to be sent later is kept if it may be sent", scheduledPut},
 		{"what is to be sent later is cancelled or claimed, never both", scheduledCancel},
 		{"claims of what is to be sent later outlive their leader", scheduledClaims},
+		{"announcements have one sequence, and end", announcements},
 		{"the newest entry's time is known", newest},
 		{"a done context is honoured", doneContext},
 		{"reopening keeps everything", reopening},

@@ -5507,11 +5507,416 @@ func (*ShowResponse) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{90}
 }
 
+// AnnounceRequest is what everybody is to be told.
+type AnnounceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UUID version 4.
+	RequestId     string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	ExpiresMs     int64  `protobuf:"varint,3,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnnounceRequest) Reset() {
+	*x = AnnounceRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnnounceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnnounceRequest) ProtoMessage() {}
+
+func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnnounceRequest.ProtoReflect.Descriptor instead.
+func (*AnnounceRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *AnnounceRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AnnounceRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *AnnounceRequest) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+// AnnounceResponse is the announcement as it is kept.
+type AnnounceResponse struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Announcement  *imdv1.AnnouncementInfo `protobuf:"bytes,1,opt,name=announcement,proto3" json:"announcement,omitempty"`
+	Duplicate     bool                    `protobuf:"varint,2,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnnounceResponse) Reset() {
+	*x = AnnounceResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnnounceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnnounceResponse) ProtoMessage() {}
+
+func (x *AnnounceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnnounceResponse.ProtoReflect.Descriptor instead.
+func (*AnnounceResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *AnnounceResponse) GetAnnouncement() *imdv1.AnnouncementInfo {
+	if x != nil {
+		return x.Announcement
+	}
+	return nil
+}
+
+func (x *AnnounceResponse) GetDuplicate() bool {
+	if x != nil {
+		return x.Duplicate
+	}
+	return false
+}
+
+// WithdrawRequest names an announcement.
+type WithdrawRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           int64                  `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WithdrawRequest) Reset() {
+	*x = WithdrawRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WithdrawRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WithdrawRequest) ProtoMessage() {}
+
+func (x *WithdrawRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WithdrawRequest.ProtoReflect.Descriptor instead.
+func (*WithdrawRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *WithdrawRequest) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+// WithdrawResponse is the announcement as it is then.
+type WithdrawResponse struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Announcement  *imdv1.AnnouncementInfo `protobuf:"bytes,1,opt,name=announcement,proto3" json:"announcement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WithdrawResponse) Reset() {
+	*x = WithdrawResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WithdrawResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WithdrawResponse) ProtoMessage() {}
+
+func (x *WithdrawResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WithdrawResponse.ProtoReflect.Descriptor instead.
+func (*WithdrawResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *WithdrawResponse) GetAnnouncement() *imdv1.AnnouncementInfo {
+	if x != nil {
+		return x.Announcement
+	}
+	return nil
+}
+
+// ListAnnouncementsRequest is empty.
+type ListAnnouncementsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAnnouncementsRequest) Reset() {
+	*x = ListAnnouncementsRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAnnouncementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAnnouncementsRequest) ProtoMessage() {}
+
+func (x *ListAnnouncementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAnnouncementsRequest.ProtoReflect.Descriptor instead.
+func (*ListAnnouncementsRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{95}
+}
+
+// ListAnnouncementsResponse has the newest announcements, in order; at most 100.
+type ListAnnouncementsResponse struct {
+	state         protoimpl.MessageState    `protogen:"open.v1"`
+	Announcements []*imdv1.AnnouncementInfo `protobuf:"bytes,1,rep,name=announcements,proto3" json:"announcements,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAnnouncementsResponse) Reset() {
+	*x = ListAnnouncementsResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAnnouncementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAnnouncementsResponse) ProtoMessage() {}
+
+func (x *ListAnnouncementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAnnouncementsResponse.ProtoReflect.Descriptor instead.
+func (*ListAnnouncementsResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *ListAnnouncementsResponse) GetAnnouncements() []*imdv1.AnnouncementInfo {
+	if x != nil {
+		return x.Announcements
+	}
+	return nil
+}
+
+// ProclaimRequest is all that is in force.
+type ProclaimRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leader *LeaderProof           `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Of the announcements: rises with each change. Below the one that the gateway
+	// has from the same leader, the call changes nothing.
+	Version int64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	// In order.
+	Announcements []*clientv1.Announcement `protobuf:"bytes,3,rep,name=announcements,proto3" json:"announcements,omitempty"`
+	// Of the store they are from.
+	DataEpoch     string `protobuf:"bytes,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProclaimRequest) Reset() {
+	*x = ProclaimRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProclaimRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProclaimRequest) ProtoMessage() {}
+
+func (x *ProclaimRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProclaimRequest.ProtoReflect.Descriptor instead.
+func (*ProclaimRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *ProclaimRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *ProclaimRequest) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ProclaimRequest) GetAnnouncements() []*clientv1.Announcement {
+	if x != nil {
+		return x.Announcements
+	}
+	return nil
+}
+
+func (x *ProclaimRequest) GetDataEpoch() string {
+	if x != nil {
+		return x.DataEpoch
+	}
+	return ""
+}
+
+// ProclaimResponse says who has taken them in.
+type ProclaimResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProclaimResponse) Reset() {
+	*x = ProclaimResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProclaimResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProclaimResponse) ProtoMessage() {}
+
+func (x *ProclaimResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProclaimResponse.ProtoReflect.Descriptor instead.
+func (*ProclaimResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *ProclaimResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
-	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\x1a\x14imd/v1/message.proto\"9\n" +
+	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\x1a\x19imd/v1/announcement.proto\x1a\x14imd/v1/message.proto\"9\n" +
 	"\rSubmitRequest\x12(\n" +
 	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xe4\x01\n" +
 	"\x03Run\x12'\n" +
@@ -5870,7 +6275,31 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
 	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
 	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
-	"\fShowResponse2\xe5\t\n" +
+	"\fShowResponse\"c\n" +
+	"\x0fAnnounceRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x03 \x01(\x03R\texpiresMs\"n\n" +
+	"\x10AnnounceResponse\x12<\n" +
+	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\x12\x1c\n" +
+	"\tduplicate\x18\x02 \x01(\bR\tduplicate\"#\n" +
+	"\x0fWithdrawRequest\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x03R\x03seq\"P\n" +
+	"\x10WithdrawResponse\x12<\n" +
+	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\"\x1a\n" +
+	"\x18ListAnnouncementsRequest\"[\n" +
+	"\x19ListAnnouncementsResponse\x12>\n" +
+	"\rannouncements\x18\x01 \x03(\v2\x18.imd.v1.AnnouncementInfoR\rannouncements\"\xc3\x01\n" +
+	"\x0fProclaimRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12A\n" +
+	"\rannouncements\x18\x03 \x03(\v2\x1b.imd.client.v1.AnnouncementR\rannouncements\x12\x1d\n" +
+	"\n" +
+	"data_epoch\x18\x04 \x01(\tR\tdataEpoch\"+\n" +
+	"\x10ProclaimResponse\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId2\xe5\t\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
@@ -5884,7 +6313,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\bSchedule\x12 .imd.internal.v1.ScheduleRequest\x1a!.imd.internal.v1.ScheduleResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12m\n" +
 	"\rListScheduled\x12%.imd.internal.v1.ListScheduledRequest\x1a&.imd.internal.v1.ListScheduledResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x02\x90\x02\x01\x12s\n" +
 	"\x0fCancelScheduled\x12'.imd.internal.v1.CancelScheduledRequest\x1a(.imd.internal.v1.CancelScheduledResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xad\t\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xe8\v\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
@@ -5897,16 +6326,20 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x05Prove\x12\x1d.imd.internal.v1.ProveRequest\x1a\x1e.imd.internal.v1.ProveResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06PutKey\x12\x1e.imd.internal.v1.PutKeyRequest\x1a\x1f.imd.internal.v1.PutKeyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12[\n" +
 	"\aVisible\x12\x1f.imd.internal.v1.VisibleRequest\x1a .imd.internal.v1.VisibleResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x01\x90\x02\x01\x12^\n" +
-	"\bLastSeen\x12 .imd.internal.v1.LastSeenRequest\x1a!.imd.internal.v1.LastSeenResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x01\x90\x02\x01\x12R\n" +
+	"\bLastSeen\x12 .imd.internal.v1.LastSeenRequest\x1a!.imd.internal.v1.LastSeenResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x01\x90\x02\x01\x12^\n" +
+	"\bAnnounce\x12 .imd.internal.v1.AnnounceRequest\x1a!.imd.internal.v1.AnnounceResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12^\n" +
+	"\bWithdraw\x12 .imd.internal.v1.WithdrawRequest\x1a!.imd.internal.v1.WithdrawResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12y\n" +
+	"\x11ListAnnouncements\x12).imd.internal.v1.ListAnnouncementsRequest\x1a*.imd.internal.v1.ListAnnouncementsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12R\n" +
 	"\x04Keys\x12\x1c.imd.internal.v1.KeysRequest\x1a\x1d.imd.internal.v1.KeysResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x06\x90\x02\x012g\n" +
 	"\vPushService\x12X\n" +
-	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xc6\x03\n" +
+	"\x06Fanout\x12\x1e.imd.internal.v1.FanoutRequest\x1a\x1f.imd.internal.v1.FanoutResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x01\x18\x04\x90\x02\x022\xa6\x04\n" +
 	"\x0eGatewayService\x12[\n" +
 	"\aDeliver\x12\x1f.imd.internal.v1.DeliverRequest\x1a .imd.internal.v1.DeliverResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12R\n" +
 	"\x04Kick\x12\x1c.imd.internal.v1.KickRequest\x1a\x1d.imd.internal.v1.KickResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12U\n" +
 	"\x05Probe\x12\x1d.imd.internal.v1.ProbeRequest\x1a\x1e.imd.internal.v1.ProbeResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02\x12X\n" +
 	"\x06Follow\x12\x1e.imd.internal.v1.FollowRequest\x1a\x1f.imd.internal.v1.FollowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02\x12R\n" +
-	"\x04Show\x12\x1c.imd.internal.v1.ShowRequest\x1a\x1d.imd.internal.v1.ShowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x04Show\x12\x1c.imd.internal.v1.ShowRequest\x1a\x1d.imd.internal.v1.ShowResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x01\x90\x02\x02\x12^\n" +
+	"\bProclaim\x12 .imd.internal.v1.ProclaimRequest\x1a!.imd.internal.v1.ProclaimResponse\"\r\x9a\x82\x19\x06\b\x02\x10\x04\x18\x04\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_internal_proto_rawDescOnce sync.Once
@@ -5920,123 +6353,133 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
-	(*SubmitRequest)(nil),           // 0: imd.internal.v1.SubmitRequest
-	(*Run)(nil),                     // 1: imd.internal.v1.Run
-	(*SessionProof)(nil),            // 2: imd.internal.v1.SessionProof
-	(*RunSend)(nil),                 // 3: imd.internal.v1.RunSend
-	(*SubmitResponse)(nil),          // 4: imd.internal.v1.SubmitResponse
-	(*RunResult)(nil),               // 5: imd.internal.v1.RunResult
-	(*ChangeRequest)(nil),           // 6: imd.internal.v1.ChangeRequest
-	(*CreateGroup)(nil),             // 7: imd.internal.v1.CreateGroup
-	(*Rename)(nil),                  // 8: imd.internal.v1.Rename
-	(*CloseGroup)(nil),              // 9: imd.internal.v1.CloseGroup
-	(*AddMembers)(nil),              // 10: imd.internal.v1.AddMembers
-	(*RemoveMembers)(nil),           // 11: imd.internal.v1.RemoveMembers
-	(*SetRole)(nil),                 // 12: imd.internal.v1.SetRole
-	(*Leave)(nil),                   // 13: imd.internal.v1.Leave
-	(*ChangeResponse)(nil),          // 14: imd.internal.v1.ChangeResponse
-	(*MarkRequest)(nil),             // 15: imd.internal.v1.MarkRequest
-	(*Mark)(nil),                    // 16: imd.internal.v1.Mark
-	(*MarkResponse)(nil),            // 17: imd.internal.v1.MarkResponse
-	(*MarkResult)(nil),              // 18: imd.internal.v1.MarkResult
-	(*SyncRequest)(nil),             // 19: imd.internal.v1.SyncRequest
-	(*SyncResponse)(nil),            // 20: imd.internal.v1.SyncResponse
-	(*SyncManyRequest)(nil),         // 21: imd.internal.v1.SyncManyRequest
-	(*SyncManyResponse)(nil),        // 22: imd.internal.v1.SyncManyResponse
-	(*SyncAnswer)(nil),              // 23: imd.internal.v1.SyncAnswer
-	(*HistoryRequest)(nil),          // 24: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),         // 25: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),          // 26: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),         // 27: imd.internal.v1.MembersResponse
-	(*Member)(nil),                  // 28: imd.internal.v1.Member
-	(*HeadsRequest)(nil),            // 29: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),           // 30: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),                // 31: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),     // 32: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),    // 33: imd.internal.v1.ClearHistoryResponse
-	(*ScheduleRequest)(nil),         // 34: imd.internal.v1.ScheduleRequest
-	(*ScheduleResponse)(nil),        // 35: imd.internal.v1.ScheduleResponse
-	(*ListScheduledRequest)(nil),    // 36: imd.internal.v1.ListScheduledRequest
-	(*ListScheduledResponse)(nil),   // 37: imd.internal.v1.ListScheduledResponse
-	(*CancelScheduledRequest)(nil),  // 38: imd.internal.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil), // 39: imd.internal.v1.CancelScheduledResponse
-	(*HealthRequest)(nil),           // 40: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),          // 41: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),             // 42: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),            // 43: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),          // 44: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),         // 45: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),         // 46: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),        // 47: imd.internal.v1.SetBlockResponse
-	(*SetMuteRequest)(nil),          // 48: imd.internal.v1.SetMuteRequest
-	(*SetMuteResponse)(nil),         // 49: imd.internal.v1.SetMuteResponse
-	(*MutesRequest)(nil),            // 50: imd.internal.v1.MutesRequest
-	(*MutesResponse)(nil),           // 51: imd.internal.v1.MutesResponse
-	(*Mute)(nil),                    // 52: imd.internal.v1.Mute
-	(*AdmitRequest)(nil),            // 53: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),           // 54: imd.internal.v1.AdmitResponse
-	(*AdmitManyRequest)(nil),        // 55: imd.internal.v1.AdmitManyRequest
-	(*AdmitManyResponse)(nil),       // 56: imd.internal.v1.AdmitManyResponse
-	(*AdmitAnswer)(nil),             // 57: imd.internal.v1.AdmitAnswer
-	(*RevokeRequest)(nil),           // 58: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),          // 59: imd.internal.v1.RevokeResponse
-	(*ProveRequest)(nil),            // 60: imd.internal.v1.ProveRequest
-	(*ProveResponse)(nil),           // 61: imd.internal.v1.ProveResponse
-	(*ApiKey)(nil),                  // 62: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),           // 63: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),          // 64: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),          // 65: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),         // 66: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),         // 67: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),        // 68: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),                // 69: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),             // 70: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),            // 71: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),           // 72: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),              // 73: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),          // 74: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),          // 75: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),             // 76: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),                // 77: imd.internal.v1.Delivery
-	(*Audience)(nil),                // 78: imd.internal.v1.Audience
-	(*DeliverResponse)(nil),         // 79: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),             // 80: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),            // 81: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),            // 82: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),           // 83: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),           // 84: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),          // 85: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),           // 86: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),            // 87: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),            // 88: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),             // 89: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),            // 90: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),         // 91: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),        // 92: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),        // 93: imd.client.v1.SendAck
-	(clientv1.Role)(0),              // 94: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),        // 95: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),          // 96: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),         // 97: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),     // 98: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),        // 99: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil),  // 100: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0),  // 101: imd.client.v1.ConversationKind
-	(*imdv1.ScheduledMessage)(nil),  // 102: imd.v1.ScheduledMessage
-	(*clientv1.Entry)(nil),          // 103: imd.client.v1.Entry
-	(*clientv1.Head)(nil),           // 104: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),   // 105: imd.client.v1.UserPresence
+	(*SubmitRequest)(nil),             // 0: imd.internal.v1.SubmitRequest
+	(*Run)(nil),                       // 1: imd.internal.v1.Run
+	(*SessionProof)(nil),              // 2: imd.internal.v1.SessionProof
+	(*RunSend)(nil),                   // 3: imd.internal.v1.RunSend
+	(*SubmitResponse)(nil),            // 4: imd.internal.v1.SubmitResponse
+	(*RunResult)(nil),                 // 5: imd.internal.v1.RunResult
+	(*ChangeRequest)(nil),             // 6: imd.internal.v1.ChangeRequest
+	(*CreateGroup)(nil),               // 7: imd.internal.v1.CreateGroup
+	(*Rename)(nil),                    // 8: imd.internal.v1.Rename
+	(*CloseGroup)(nil),                // 9: imd.internal.v1.CloseGroup
+	(*AddMembers)(nil),                // 10: imd.internal.v1.AddMembers
+	(*RemoveMembers)(nil),             // 11: imd.internal.v1.RemoveMembers
+	(*SetRole)(nil),                   // 12: imd.internal.v1.SetRole
+	(*Leave)(nil),                     // 13: imd.internal.v1.Leave
+	(*ChangeResponse)(nil),            // 14: imd.internal.v1.ChangeResponse
+	(*MarkRequest)(nil),               // 15: imd.internal.v1.MarkRequest
+	(*Mark)(nil),                      // 16: imd.internal.v1.Mark
+	(*MarkResponse)(nil),              // 17: imd.internal.v1.MarkResponse
+	(*MarkResult)(nil),                // 18: imd.internal.v1.MarkResult
+	(*SyncRequest)(nil),               // 19: imd.internal.v1.SyncRequest
+	(*SyncResponse)(nil),              // 20: imd.internal.v1.SyncResponse
+	(*SyncManyRequest)(nil),           // 21: imd.internal.v1.SyncManyRequest
+	(*SyncManyResponse)(nil),          // 22: imd.internal.v1.SyncManyResponse
+	(*SyncAnswer)(nil),                // 23: imd.internal.v1.SyncAnswer
+	(*HistoryRequest)(nil),            // 24: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),           // 25: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),            // 26: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),           // 27: imd.internal.v1.MembersResponse
+	(*Member)(nil),                    // 28: imd.internal.v1.Member
+	(*HeadsRequest)(nil),              // 29: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),             // 30: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),                  // 31: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),       // 32: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),      // 33: imd.internal.v1.ClearHistoryResponse
+	(*ScheduleRequest)(nil),           // 34: imd.internal.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),          // 35: imd.internal.v1.ScheduleResponse
+	(*ListScheduledRequest)(nil),      // 36: imd.internal.v1.ListScheduledRequest
+	(*ListScheduledResponse)(nil),     // 37: imd.internal.v1.ListScheduledResponse
+	(*CancelScheduledRequest)(nil),    // 38: imd.internal.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 39: imd.internal.v1.CancelScheduledResponse
+	(*HealthRequest)(nil),             // 40: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),            // 41: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),               // 42: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),              // 43: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),            // 44: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),           // 45: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),           // 46: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),          // 47: imd.internal.v1.SetBlockResponse
+	(*SetMuteRequest)(nil),            // 48: imd.internal.v1.SetMuteRequest
+	(*SetMuteResponse)(nil),           // 49: imd.internal.v1.SetMuteResponse
+	(*MutesRequest)(nil),              // 50: imd.internal.v1.MutesRequest
+	(*MutesResponse)(nil),             // 51: imd.internal.v1.MutesResponse
+	(*Mute)(nil),                      // 52: imd.internal.v1.Mute
+	(*AdmitRequest)(nil),              // 53: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),             // 54: imd.internal.v1.AdmitResponse
+	(*AdmitManyRequest)(nil),          // 55: imd.internal.v1.AdmitManyRequest
+	(*AdmitManyResponse)(nil),         // 56: imd.internal.v1.AdmitManyResponse
+	(*AdmitAnswer)(nil),               // 57: imd.internal.v1.AdmitAnswer
+	(*RevokeRequest)(nil),             // 58: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 59: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),              // 60: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),             // 61: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                    // 62: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),             // 63: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),            // 64: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),            // 65: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),           // 66: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),           // 67: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),          // 68: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),                  // 69: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),               // 70: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),              // 71: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),             // 72: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),                // 73: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),            // 74: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),            // 75: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),               // 76: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),                  // 77: imd.internal.v1.Delivery
+	(*Audience)(nil),                  // 78: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),           // 79: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),               // 80: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),              // 81: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),              // 82: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),             // 83: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),             // 84: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),            // 85: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),             // 86: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),              // 87: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),              // 88: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),               // 89: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),              // 90: imd.internal.v1.ShowResponse
+	(*AnnounceRequest)(nil),           // 91: imd.internal.v1.AnnounceRequest
+	(*AnnounceResponse)(nil),          // 92: imd.internal.v1.AnnounceResponse
+	(*WithdrawRequest)(nil),           // 93: imd.internal.v1.WithdrawRequest
+	(*WithdrawResponse)(nil),          // 94: imd.internal.v1.WithdrawResponse
+	(*ListAnnouncementsRequest)(nil),  // 95: imd.internal.v1.ListAnnouncementsRequest
+	(*ListAnnouncementsResponse)(nil), // 96: imd.internal.v1.ListAnnouncementsResponse
+	(*ProclaimRequest)(nil),           // 97: imd.internal.v1.ProclaimRequest
+	(*ProclaimResponse)(nil),          // 98: imd.internal.v1.ProclaimResponse
+	(clientv1.EntryKind)(0),           // 99: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),          // 100: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),          // 101: imd.client.v1.SendAck
+	(clientv1.Role)(0),                // 102: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),          // 103: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),            // 104: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),           // 105: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),       // 106: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),          // 107: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil),    // 108: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0),    // 109: imd.client.v1.ConversationKind
+	(*imdv1.ScheduledMessage)(nil),    // 110: imd.v1.ScheduledMessage
+	(*clientv1.Entry)(nil),            // 111: imd.client.v1.Entry
+	(*clientv1.Head)(nil),             // 112: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),     // 113: imd.client.v1.UserPresence
+	(*imdv1.AnnouncementInfo)(nil),    // 114: imd.v1.AnnouncementInfo
+	(*clientv1.Announcement)(nil),     // 115: imd.client.v1.Announcement
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,   // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,   // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,   // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	91,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	92,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	99,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	100, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,   // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	93,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	101, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,   // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,   // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,   // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -6044,41 +6487,41 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11,  // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12,  // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13,  // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	94,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	102, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16,  // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18,  // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	95,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	96,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	97,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	98,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	103, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	104, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	105, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	106, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
 	19,  // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
 	23,  // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
-	98,  // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
-	96,  // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
-	99,  // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	100, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	106, // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
+	104, // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
+	107, // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	108, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	28,  // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	101, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	94,  // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	109, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	102, // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	31,  // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	92,  // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
-	102, // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	102, // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	102, // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	100, // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	110, // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	110, // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	110, // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
 	52,  // 35: imd.internal.v1.MutesResponse.mutes:type_name -> imd.internal.v1.Mute
 	53,  // 36: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
 	57,  // 37: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
 	54,  // 38: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
-	96,  // 39: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
+	104, // 39: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
 	2,   // 40: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
 	2,   // 41: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
 	62,  // 42: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
 	69,  // 43: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
 	62,  // 44: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
 	73,  // 45: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	103, // 46: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	95,  // 47: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	104, // 48: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	111, // 46: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	103, // 47: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	112, // 48: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
 	77,  // 49: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
 	76,  // 50: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	77,  // 51: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
@@ -6089,76 +6532,89 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	87,  // 56: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
 	88,  // 57: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
 	76,  // 58: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	105, // 59: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,   // 60: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,   // 61: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15,  // 62: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19,  // 63: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21,  // 64: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
-	24,  // 65: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	26,  // 66: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	29,  // 67: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	32,  // 68: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	34,  // 69: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
-	36,  // 70: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
-	38,  // 71: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
-	40,  // 72: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	42,  // 73: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	44,  // 74: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	46,  // 75: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	48,  // 76: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
-	50,  // 77: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
-	53,  // 78: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	55,  // 79: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
-	58,  // 80: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	60,  // 81: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	63,  // 82: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	65,  // 83: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	67,  // 84: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	70,  // 85: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	72,  // 86: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	75,  // 87: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	80,  // 88: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	82,  // 89: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	84,  // 90: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	89,  // 91: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,   // 92: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14,  // 93: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17,  // 94: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20,  // 95: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22,  // 96: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
-	25,  // 97: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	27,  // 98: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	30,  // 99: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	33,  // 100: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	35,  // 101: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
-	37,  // 102: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
-	39,  // 103: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
-	41,  // 104: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	43,  // 105: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	45,  // 106: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	47,  // 107: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	49,  // 108: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
-	51,  // 109: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
-	54,  // 110: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	56,  // 111: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
-	59,  // 112: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	61,  // 113: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	64,  // 114: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	66,  // 115: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	68,  // 116: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	71,  // 117: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	74,  // 118: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	79,  // 119: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	81,  // 120: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	83,  // 121: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	85,  // 122: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	90,  // 123: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	92,  // [92:124] is the sub-list for method output_type
-	60,  // [60:92] is the sub-list for method input_type
-	60,  // [60:60] is the sub-list for extension type_name
-	60,  // [60:60] is the sub-list for extension extendee
-	0,   // [0:60] is the sub-list for field type_name
+	113, // 59: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	114, // 60: imd.internal.v1.AnnounceResponse.announcement:type_name -> imd.v1.AnnouncementInfo
+	114, // 61: imd.internal.v1.WithdrawResponse.announcement:type_name -> imd.v1.AnnouncementInfo
+	114, // 62: imd.internal.v1.ListAnnouncementsResponse.announcements:type_name -> imd.v1.AnnouncementInfo
+	76,  // 63: imd.internal.v1.ProclaimRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	115, // 64: imd.internal.v1.ProclaimRequest.announcements:type_name -> imd.client.v1.Announcement
+	0,   // 65: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 66: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 67: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 68: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 69: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24,  // 70: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26,  // 71: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29,  // 72: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32,  // 73: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34,  // 74: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	36,  // 75: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	38,  // 76: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	40,  // 77: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	42,  // 78: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	44,  // 79: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	46,  // 80: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	48,  // 81: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
+	50,  // 82: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
+	53,  // 83: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	55,  // 84: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	58,  // 85: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	60,  // 86: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	63,  // 87: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	65,  // 88: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	67,  // 89: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	91,  // 90: imd.internal.v1.DirectoryService.Announce:input_type -> imd.internal.v1.AnnounceRequest
+	93,  // 91: imd.internal.v1.DirectoryService.Withdraw:input_type -> imd.internal.v1.WithdrawRequest
+	95,  // 92: imd.internal.v1.DirectoryService.ListAnnouncements:input_type -> imd.internal.v1.ListAnnouncementsRequest
+	70,  // 93: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	72,  // 94: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	75,  // 95: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	80,  // 96: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	82,  // 97: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	84,  // 98: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	89,  // 99: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	97,  // 100: imd.internal.v1.GatewayService.Proclaim:input_type -> imd.internal.v1.ProclaimRequest
+	4,   // 101: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 102: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 103: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 104: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 105: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25,  // 106: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27,  // 107: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30,  // 108: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33,  // 109: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35,  // 110: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	37,  // 111: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	39,  // 112: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	41,  // 113: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	43,  // 114: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	45,  // 115: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	47,  // 116: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	49,  // 117: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
+	51,  // 118: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
+	54,  // 119: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	56,  // 120: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	59,  // 121: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	61,  // 122: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	64,  // 123: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	66,  // 124: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	68,  // 125: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	92,  // 126: imd.internal.v1.DirectoryService.Announce:output_type -> imd.internal.v1.AnnounceResponse
+	94,  // 127: imd.internal.v1.DirectoryService.Withdraw:output_type -> imd.internal.v1.WithdrawResponse
+	96,  // 128: imd.internal.v1.DirectoryService.ListAnnouncements:output_type -> imd.internal.v1.ListAnnouncementsResponse
+	71,  // 129: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	74,  // 130: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	79,  // 131: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	81,  // 132: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	83,  // 133: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	85,  // 134: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	90,  // 135: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	98,  // 136: imd.internal.v1.GatewayService.Proclaim:output_type -> imd.internal.v1.ProclaimResponse
+	101, // [101:137] is the sub-list for method output_type
+	65,  // [65:101] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -6193,7 +6649,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   91,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

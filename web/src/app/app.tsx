@@ -1,7 +1,7 @@
 // The page: sign-in, or the list, the conversation and what is about it.
 
 import { useEffect } from "preact/hooks";
-import { Banner } from "./banner.js";
+import { Announcements, Banner } from "./banner.js";
 import { Chat, NoChat } from "./chat.js";
 import { NewDialog } from "./dialog.js";
 import { countOf } from "./format.js";
@@ -31,6 +31,7 @@ function Main({ session: current }: { session: Session }) {
   return (
     <div class={classes.filter(Boolean).join(" ")}>
       <Banner session={current} />
+      <Announcements />
       <div class="panes">
         <Sidebar session={current} />
         <main class="chat">{conversation ? <Chat key={idOf(conversation)} session={current} conversation={conversation} /> : <NoChat />}</main>

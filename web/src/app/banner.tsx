@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { plural, stopText } from "./format.js";
 import * as icons from "./icons.js";
 import type { Session } from "./session.js";
-import { leave, tick } from "./state.js";
+import { announcements, closeAnnouncement, leave, tick } from "./state.js";
 
 /** Nothing while all is well; otherwise what is wrong, and what can be done. */
 export function Banner({ session }: { session: Session }) {
@@ -40,6 +40,35 @@ export function Banner({ session }: { session: Session }) {
   if (phase === "joining") return <Line kind="join" text={`Connecting…${outbox}`} />;
   if (draining) return <Line kind="join" text="The server is moving you to another connection. Go on as usual." />;
   return null;
+}
+
+/** What the operator tells everybody, until the person closes it or its time is over. */
+export function Announcements() {
+  const [now, setNow] = useState(Date.now());
+  const list = announcements.value;
+  useEffect(() => {
+    if (list.length === 0) return;
+    const next = Math.min(...list.map((a) => a.expiresMs));
+    const timer = setTimeout(() => setNow(Date.now()), Math.min(Math.max(next - Date.now(), 0) + 50, 60_000));
+    return () => clearTimeout(timer);
+  }, [list, now]);
+  return (
+    <>
+      {list
+        .filter((a) => a.expiresMs > Date.now())
+        .map((a) => (
+          <div key={a.seq} class="banner banner-news">
+            <icons.Alert />
+            <p>
+              <span role="status">{a.text}</span>
+            </p>
+            <button type="button" onClick={() => closeAnnouncement(a.seq)}>
+              Close
+            </button>
+          </div>
+        ))}
+    </>
+  );
 }
 
 interface LineProps {

@@ -1,6 +1,6 @@
 // Signing in: where tokens come from, and the client that lives on them.
 
-import { Api, Client, SignInRequired, type TokenReason, uuid4, webStore } from "../client/index.js";
+import { Api, Client, SignInRequired, type TokenReason, uuid4, webAnnouncements, webStore } from "../client/index.js";
 
 /** A signed-in user. */
 export interface Session {
@@ -91,7 +91,7 @@ async function begin(userId: string, token: (reason: TokenReason) => string | Pr
     token,
     deviceId: await deviceId(),
     client: "imd-web/0.1.0",
-    ...(storage() && { store: webStore(storage()!) }),
+    ...(storage() && { store: webStore(storage()!), announcements: webAnnouncements(storage()!) }),
   });
   return { userId, client, api: new Api({ url: document.baseURI, token: () => token("start") }) };
 }

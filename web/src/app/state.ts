@@ -1,7 +1,7 @@
 // What the page shows: the session, the chosen conversation, what is open.
 
 import { signal } from "@preact/signals";
-import { type Conversation, type Entry, ImdError } from "../client/index.js";
+import { type Announcement, type Conversation, type Entry, ImdError } from "../client/index.js";
 import { reasonText } from "./format.js";
 import { type Session, signOut as forget } from "./session.js";
 
@@ -15,6 +15,8 @@ export const session = signal<Session | undefined>(undefined);
 export const selected = signal<Conversation | undefined>(undefined);
 export const infoOpen = signal(false);
 export const dialogOpen = signal(false);
+/** What the operator tells everybody and the person has not closed, the oldest first. */
+export const announcements = signal<Announcement[]>([]);
 export const toasts = signal<Toast[]>([]);
 /** Spoken by screen readers when it changes. */
 export const spoken = signal("");
@@ -45,6 +47,11 @@ export function refresh(): void {
   });
 }
 
+/** Stops showing an announcement. */
+export function closeAnnouncement(seq: number): void {
+  announcements.value = announcements.value.filter((a) => a.seq !== seq);
+}
+
 /** Shows a message for some seconds. */
 export function toast(text: string): void {
   const id = ++lastToast;
@@ -67,6 +74,8 @@ export function toastError(error: unknown): void {
 export function enter(s: Session): void {
   let online = false;
   s.client.on({
+    announcement: (a) => (announcements.value = [...announcements.value, a]),
+    announcementGone: closeAnnouncement,
     state: () => {
       const before = online;
       online = s.client.state.phase === "online";
@@ -108,6 +117,7 @@ export function muted(conversation: Conversation): boolean {
 export function leave(): void {
   if (session.value) forget(session.value);
   session.value = selected.value = undefined;
+  announcements.value = [];
   infoOpen.value = dialogOpen.value = false;
   mutes.value = new Map();
 }

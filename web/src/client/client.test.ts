@@ -1,6 +1,8 @@
+import type { AnnouncementCursor } from "./connection.js";
 import { create } from "@bufbuild/protobuf";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import {
+  AnnouncementSchema,
   Ack,
   ByeSchema,
   type ClientFrame,
@@ -789,5 +791,32 @@ describe("presence", () => {
     client.send(c, { text: "x" });
     client.typing(c);
     expect(await FakeSocket.last.of("typing")).toHaveLength(1);
+  });
+});
+
+describe("announcements", () => {
+  const say = (seq: number, more: { text?: string; withdrawn?: boolean } = {}): Kind => ({
+    case: "announcement",
+    value: create(AnnouncementSchema, { seq: BigInt(seq), text: more.text ?? `news ${seq}`, withdrawn: more.withdrawn ?? false }),
+  });
+
+  it("tells each once, and says in hello which it has shown", async () => {
+    let kept: AnnouncementCursor = { seq: 3, epoch: "e1" };
+    await online(0, { announcements: { load: () => kept, save: (_, cursor) => (kept = cursor) } });
+    const told: string[] = [];
+    client.on({ announcement: (a) => told.push(a.text), announcementGone: (seq) => told.push(`gone ${seq}`) });
+    for (const frame of [say(3), say(4), say(4), say(6), say(5), say(4, { withdrawn: true })]) await FakeSocket.last.say(frame);
+    expect(told).toEqual(["news 4", "news 6", "gone 4"]);
+    expect(kept).toEqual({ seq: 6, epoch: "e1" });
+    const hello = FakeSocket.last.envelopes.flat().find((f) => f.kind.case === "hello");
+    expect(hello!.kind.value).toMatchObject({ announcementSeq: 3n, announcementEpoch: "e1" });
+  });
+
+  it("begins anew with another history of the store", async () => {
+    await online(0, { announcements: { load: () => ({ seq: 9, epoch: "e0" }), save: () => {} } });
+    const told: number[] = [];
+    client.on({ announcement: (a) => told.push(a.seq) });
+    await FakeSocket.last.say(say(1));
+    expect(told).toEqual([1]);
   });
 });

@@ -4,6 +4,7 @@
 import { create } from "@bufbuild/protobuf";
 import {
   Ack,
+  type Announcement as AnnouncementFrame,
   CursorSchema,
   HistorySchema,
   type Receipt as ReceiptFrame,
@@ -15,7 +16,7 @@ import {
   type Welcome,
 } from "../gen/imd/client/v1/client_pb.js";
 import type { Encoding } from "./codec.js";
-import type { Connection, SocketFactory } from "./connection.js";
+import type { AnnouncementCursor, Connection, SocketFactory } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { ImdError } from "./errors.js";
 import { Link, type LinkState, type TokenReason } from "./link.js";
@@ -67,8 +68,25 @@ export interface ClientOptions {
   store?: OutboxStore;
   /** Numbers in [0, 1); default: Math.random. */
   random?: () => number;
+  /** Keeps which announcement was shown last; default: in memory only. */
+  announcements?: AnnouncementStore;
   /** Makes client message ids; default: crypto.getRandomValues. */
   newId?: () => string;
+}
+
+/** Keeps which announcement a user was shown last on this device. */
+export interface AnnouncementStore {
+  load(userId: string): AnnouncementCursor;
+  save(userId: string, cursor: AnnouncementCursor): void;
+}
+
+/** What the operator tells everybody. */
+export interface Announcement {
+  seq: number;
+  text: string;
+  createdMs: number;
+  /** Not to be shown from then on. */
+  expiresMs: number;
 }
 
 /** The state of the connection. */
@@ -87,6 +105,10 @@ export interface ClientEvents {
   conversations(): void;
   /** A message came live from another user. */
   message(conversation: Conversation, entry: Entry): void;
+  /** The operator tells everybody something; each comes once. */
+  announcement(announcement: Announcement): void;
+  /** An announcement was taken back: stop showing it. */
+  announcementGone(seq: number): void;
   /** What is known of watched users changed. */
   presence(): void;
   /** A message of one's own was refused for good. */
@@ -117,6 +139,7 @@ export class Client {
   #outbox = new Outbox();
   #limit = contentLimitBytes;
   #features: readonly string[] = [];
+  #announced: AnnouncementCursor;
 
   #dataEpoch = "";
   #syncToken = "";
@@ -139,9 +162,11 @@ export class Client {
       store: memoryStore,
       random: Math.random,
       newId: uuid4,
+      announcements: { load: () => ({ seq: 0, epoch: "" }), save: () => {} },
       ...options,
     };
-    this.#link = new Link(this.#options, {
+    this.#announced = this.#options.announcements.load(this.userId);
+    this.#link = new Link({ ...this.#options, announced: () => this.#announced }, {
       joining: (conn) => this.#beginSync(conn),
       online: (_, welcome) => this.#online(welcome),
       offline: () => this.#offline(),
@@ -377,10 +402,22 @@ export class Client {
         return this.#sendAck(frame.id, kind.value);
       case "presence":
         return this.#presences.told(kind.value);
+      case "announcement":
+        return this.#announcement(kind.value);
       case "typing":
         return this.#typing(kind.value.conversationId, kind.value.userId);
       default:
     }
+  }
+
+  #announcement(a: AnnouncementFrame): void {
+    const seq = Number(a.seq);
+    if (a.withdrawn) return this.#tell("announcementGone", seq);
+    if (this.#announced.epoch !== this.#dataEpoch) this.#announced = { seq: 0, epoch: this.#dataEpoch };
+    if (seq <= this.#announced.seq) return;
+    this.#announced = { seq, epoch: this.#dataEpoch };
+    this.#options.announcements.save(this.userId, this.#announced);
+    this.#tell("announcement", { seq, text: a.text, createdMs: Number(a.createdMs), expiresMs: Number(a.expiresMs) });
   }
 
   #deliver(id: string, entries: Entry[]): void {

@@ -57,6 +57,14 @@ export interface ConnectionOptions {
   deviceId: string;
   class: string;
   client: string;
+  /** Which announcement was shown last; undefined = none are wanted. */
+  announced?: () => AnnouncementCursor;
+}
+
+/** The last announcement that was shown, in which history of the server's store. */
+export interface AnnouncementCursor {
+  seq: number;
+  epoch: string;
 }
 
 type Kind = ClientFrame["kind"];
@@ -96,6 +104,11 @@ export class Connection {
       class: options.class,
       client: options.client,
     });
+    const announced = options.announced?.();
+    if (announced) {
+      hello.announcementSeq = BigInt(announced.seq);
+      hello.announcementEpoch = announced.epoch;
+    }
     this.request({ case: "hello", value: hello }, () => {});
     this.#socket = options.socket(options.url, subprotocols[options.encoding]);
     this.#socket.binaryType = "arraybuffer";

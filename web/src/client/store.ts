@@ -1,5 +1,6 @@
-// Where unsent messages survive the end of the program.
+// Where unsent messages, and what was shown last, survive the end of the program.
 
+import type { AnnouncementStore } from "./client.js";
 import type { OutboxItem } from "./outbox.js";
 
 /** Keeps the outbox of one user. Each message is kept by itself, so that two programs of a user do not undo each other's. */
@@ -53,6 +54,27 @@ export function webStore(storage: KeyValues, prefix = "imd.outbox"): OutboxStore
         storage.removeItem(key(userId, id));
       } catch {
         // Forbidden: then it was never written.
+      }
+    },
+  };
+}
+
+/** Keeps which announcement was shown last in localStorage or the like. */
+export function webAnnouncements(storage: KeyValues, prefix = "imd.announced"): AnnouncementStore {
+  return {
+    load(userId) {
+      try {
+        const kept = JSON.parse(storage.getItem(`${prefix}/${userId}`) ?? "") as { seq: number; epoch: string };
+        return Number.isSafeInteger(kept.seq) && typeof kept.epoch === "string" ? kept : { seq: 0, epoch: "" };
+      } catch {
+        return { seq: 0, epoch: "" };
+      }
+    },
+    save(userId, cursor) {
+      try {
+        storage.setItem(`${prefix}/${userId}`, JSON.stringify(cursor));
+      } catch {
+        // Full or forbidden: it may be shown once more after the page was loaded again.
       }
     },
   };

@@ -1,7 +1,6 @@
 -- +goose Up
 
 -- What is over is removed by it.
-CREATE INDEX mute_until ON mute (until_ms);
 
 -- save_receiver stores where a receiver stands and what was settled with it. It
 -- returns 0 if that is done, 1 if somebody else has moved the receiver, and -1 if

@@ -84,6 +84,13 @@ const (
 	DirectoryServiceVisibleProcedure = "/imd.internal.v1.DirectoryService/Visible"
 	// DirectoryServiceLastSeenProcedure is the procedure name of the DirectoryService's LastSeen RPC.
 	DirectoryServiceLastSeenProcedure = "/imd.internal.v1.DirectoryService/LastSeen"
+	// DirectoryServiceAnnounceProcedure is the procedure name of the DirectoryService's Announce RPC.
+	DirectoryServiceAnnounceProcedure = "/imd.internal.v1.DirectoryService/Announce"
+	// DirectoryServiceWithdrawProcedure is the procedure name of the DirectoryService's Withdraw RPC.
+	DirectoryServiceWithdrawProcedure = "/imd.internal.v1.DirectoryService/Withdraw"
+	// DirectoryServiceListAnnouncementsProcedure is the procedure name of the DirectoryService's
+	// ListAnnouncements RPC.
+	DirectoryServiceListAnnouncementsProcedure = "/imd.internal.v1.DirectoryService/ListAnnouncements"
 	// DirectoryServiceKeysProcedure is the procedure name of the DirectoryService's Keys RPC.
 	DirectoryServiceKeysProcedure = "/imd.internal.v1.DirectoryService/Keys"
 	// PushServiceFanoutProcedure is the procedure name of the PushService's Fanout RPC.
@@ -98,6 +105,8 @@ const (
 	GatewayServiceFollowProcedure = "/imd.internal.v1.GatewayService/Follow"
 	// GatewayServiceShowProcedure is the procedure name of the GatewayService's Show RPC.
 	GatewayServiceShowProcedure = "/imd.internal.v1.GatewayService/Show"
+	// GatewayServiceProclaimProcedure is the procedure name of the GatewayService's Proclaim RPC.
+	GatewayServiceProclaimProcedure = "/imd.internal.v1.GatewayService/Proclaim"
 )
 
 var (
@@ -720,6 +729,30 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	directoryServiceAnnounceSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("Announce"),
+			Procedure:        DirectoryServiceAnnounceProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	directoryServiceWithdrawSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("Withdraw"),
+			Procedure:        DirectoryServiceWithdrawProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	directoryServiceListAnnouncementsSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("ListAnnouncements"),
+			Procedure:        DirectoryServiceListAnnouncementsProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 	directoryServiceKeysSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -761,6 +794,12 @@ type DirectoryServiceClient interface {
 	Visible(context.Context, *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error)
 	// LastSeen tells when users were last seen. Errors: bad_request.
 	LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error)
+	// Announce stores what everybody is to be told. Idempotent by request_id.
+	Announce(context.Context, *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error)
+	// Withdraw ends an announcement. Idempotent. Errors: not_found.
+	Withdraw(context.Context, *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error)
+	// ListAnnouncements lists the newest announcements.
+	ListAnnouncements(context.Context, *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)
 }
@@ -802,6 +841,12 @@ type DirectoryServiceHandler interface {
 	Visible(context.Context, *internalv1.VisibleRequest) (*internalv1.VisibleResponse, error)
 	// LastSeen tells when users were last seen. Errors: bad_request.
 	LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error)
+	// Announce stores what everybody is to be told. Idempotent by request_id.
+	Announce(context.Context, *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error)
+	// Withdraw ends an announcement. Idempotent. Errors: not_found.
+	Withdraw(context.Context, *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error)
+	// ListAnnouncements lists the newest announcements.
+	ListAnnouncements(context.Context, *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)
 }
@@ -823,6 +868,9 @@ func RegisterDirectoryServiceHandler(server *connect.Server, svc DirectoryServic
 		connect.Method{Spec: directoryServicePutKeySpec(), Handler: adapter.putKey},
 		connect.Method{Spec: directoryServiceVisibleSpec(), Handler: adapter.visible},
 		connect.Method{Spec: directoryServiceLastSeenSpec(), Handler: adapter.lastSeen},
+		connect.Method{Spec: directoryServiceAnnounceSpec(), Handler: adapter.announce},
+		connect.Method{Spec: directoryServiceWithdrawSpec(), Handler: adapter.withdraw},
+		connect.Method{Spec: directoryServiceListAnnouncementsSpec(), Handler: adapter.listAnnouncements},
 		connect.Method{Spec: directoryServiceKeysSpec(), Handler: adapter.keys},
 	)
 }
@@ -876,6 +924,18 @@ func (UnimplementedDirectoryServiceHandler) Visible(context.Context, *internalv1
 
 func (UnimplementedDirectoryServiceHandler) LastSeen(context.Context, *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.LastSeen is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) Announce(context.Context, *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Announce is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) Withdraw(context.Context, *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Withdraw is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) ListAnnouncements(context.Context, *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.ListAnnouncements is not implemented")
 }
 
 func (UnimplementedDirectoryServiceHandler) Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error) {
@@ -977,6 +1037,30 @@ func (c *directoryServiceClient) Visible(ctx context.Context, req *internalv1.Vi
 func (c *directoryServiceClient) LastSeen(ctx context.Context, req *internalv1.LastSeenRequest) (*internalv1.LastSeenResponse, error) {
 	var res internalv1.LastSeenResponse
 	if err := c.client.CallUnary(ctx, directoryServiceLastSeenSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) Announce(ctx context.Context, req *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error) {
+	var res internalv1.AnnounceResponse
+	if err := c.client.CallUnary(ctx, directoryServiceAnnounceSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) Withdraw(ctx context.Context, req *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error) {
+	var res internalv1.WithdrawResponse
+	if err := c.client.CallUnary(ctx, directoryServiceWithdrawSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) ListAnnouncements(ctx context.Context, req *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error) {
+	var res internalv1.ListAnnouncementsResponse
+	if err := c.client.CallUnary(ctx, directoryServiceListAnnouncementsSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -1136,6 +1220,42 @@ func (h directoryServiceHandler) lastSeen(ctx context.Context, _ connect.Spec, s
 	return stream.Send(res)
 }
 
+func (h directoryServiceHandler) announce(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.AnnounceRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Announce(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) withdraw(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.WithdrawRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Withdraw(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) listAnnouncements(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ListAnnouncementsRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListAnnouncements(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
 func (h directoryServiceHandler) keys(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
 	var req internalv1.KeysRequest
 	if err := stream.Receive(&req); err != nil {
@@ -1262,6 +1382,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	gatewayServiceProclaimSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("GatewayService").Methods().ByName("Proclaim"),
+			Procedure:        GatewayServiceProclaimProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // GatewayServiceClient is a client for the imd.internal.v1.GatewayService service.
@@ -1282,6 +1410,10 @@ type GatewayServiceClient interface {
 	// sessions that newer ones elsewhere have displaced. Idempotent: newest wins.
 	// Errors: forbidden (another node leads).
 	Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error)
+	// Proclaim hands over all announcements in force, in place of what this gateway
+	// had, and tells those whose clients have not shown them. Idempotent.
+	// Errors: forbidden (another node leads).
+	Proclaim(context.Context, *internalv1.ProclaimRequest) (*internalv1.ProclaimResponse, error)
 }
 
 // NewGatewayServiceClient constructs a client for the imd.internal.v1.GatewayService service.
@@ -1308,6 +1440,10 @@ type GatewayServiceHandler interface {
 	// sessions that newer ones elsewhere have displaced. Idempotent: newest wins.
 	// Errors: forbidden (another node leads).
 	Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error)
+	// Proclaim hands over all announcements in force, in place of what this gateway
+	// had, and tells those whose clients have not shown them. Idempotent.
+	// Errors: forbidden (another node leads).
+	Proclaim(context.Context, *internalv1.ProclaimRequest) (*internalv1.ProclaimResponse, error)
 }
 
 // RegisterGatewayServiceHandler registers svc as the imd.internal.v1.GatewayService implementation
@@ -1320,6 +1456,7 @@ func RegisterGatewayServiceHandler(server *connect.Server, svc GatewayServiceHan
 		connect.Method{Spec: gatewayServiceProbeSpec(), Handler: adapter.probe},
 		connect.Method{Spec: gatewayServiceFollowSpec(), Handler: adapter.follow},
 		connect.Method{Spec: gatewayServiceShowSpec(), Handler: adapter.show},
+		connect.Method{Spec: gatewayServiceProclaimSpec(), Handler: adapter.proclaim},
 	)
 }
 
@@ -1344,6 +1481,10 @@ func (UnimplementedGatewayServiceHandler) Follow(context.Context, *internalv1.Fo
 
 func (UnimplementedGatewayServiceHandler) Show(context.Context, *internalv1.ShowRequest) (*internalv1.ShowResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Show is not implemented")
+}
+
+func (UnimplementedGatewayServiceHandler) Proclaim(context.Context, *internalv1.ProclaimRequest) (*internalv1.ProclaimResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.GatewayService.Proclaim is not implemented")
 }
 
 type gatewayServiceClient struct {
@@ -1385,6 +1526,14 @@ func (c *gatewayServiceClient) Follow(ctx context.Context, req *internalv1.Follo
 func (c *gatewayServiceClient) Show(ctx context.Context, req *internalv1.ShowRequest) (*internalv1.ShowResponse, error) {
 	var res internalv1.ShowResponse
 	if err := c.client.CallUnary(ctx, gatewayServiceShowSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *gatewayServiceClient) Proclaim(ctx context.Context, req *internalv1.ProclaimRequest) (*internalv1.ProclaimResponse, error) {
+	var res internalv1.ProclaimResponse
+	if err := c.client.CallUnary(ctx, gatewayServiceProclaimSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -1446,6 +1595,18 @@ func (h gatewayServiceHandler) show(ctx context.Context, _ connect.Spec, stream 
 		return err
 	}
 	res, err := h.svc.Show(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h gatewayServiceHandler) proclaim(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ProclaimRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Proclaim(ctx, &req)
 	if err != nil {
 		return err
 	}

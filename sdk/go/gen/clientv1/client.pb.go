@@ -684,6 +684,7 @@ type ServerFrame struct {
 	//	*ServerFrame_Drain
 	//	*ServerFrame_Bye
 	//	*ServerFrame_Error
+	//	*ServerFrame_Announcement
 	Kind          isServerFrame_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -859,6 +860,15 @@ func (x *ServerFrame) GetError() *Error {
 	return nil
 }
 
+func (x *ServerFrame) GetAnnouncement() *Announcement {
+	if x != nil {
+		if x, ok := x.Kind.(*ServerFrame_Announcement); ok {
+			return x.Announcement
+		}
+	}
+	return nil
+}
+
 type isServerFrame_Kind interface {
 	isServerFrame_Kind()
 }
@@ -919,6 +929,10 @@ type ServerFrame_Error struct {
 	Error *Error `protobuf:"bytes,15,opt,name=error,proto3,oneof"`
 }
 
+type ServerFrame_Announcement struct {
+	Announcement *Announcement `protobuf:"bytes,16,opt,name=announcement,proto3,oneof"`
+}
+
 func (*ServerFrame_Welcome) isServerFrame_Kind() {}
 
 func (*ServerFrame_SendAck) isServerFrame_Kind() {}
@@ -947,6 +961,8 @@ func (*ServerFrame_Bye) isServerFrame_Kind() {}
 
 func (*ServerFrame_Error) isServerFrame_Kind() {}
 
+func (*ServerFrame_Announcement) isServerFrame_Kind() {}
+
 // Hello begins a session; it is the first frame and comes once.
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -963,9 +979,14 @@ type Hello struct {
 	// Unacknowledged entries this client wants in flight; 0 = the server's default.
 	Window uint32 `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"`
 	// Lowest level the client can do; 0 = the same as version.
-	MinVersion    uint32 `protobuf:"varint,7,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MinVersion uint32 `protobuf:"varint,7,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
+	// The client wants announcements above this number, the highest that it has
+	// shown; absent = it wants none.
+	AnnouncementSeq *int64 `protobuf:"varint,10,opt,name=announcement_seq,json=announcementSeq,proto3,oneof" json:"announcement_seq,omitempty"`
+	// The data_epoch in which it was shown; another one than now counts as 0.
+	AnnouncementEpoch string `protobuf:"bytes,11,opt,name=announcement_epoch,json=announcementEpoch,proto3" json:"announcement_epoch,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -1047,6 +1068,101 @@ func (x *Hello) GetMinVersion() uint32 {
 	return 0
 }
 
+func (x *Hello) GetAnnouncementSeq() int64 {
+	if x != nil && x.AnnouncementSeq != nil {
+		return *x.AnnouncementSeq
+	}
+	return 0
+}
+
+func (x *Hello) GetAnnouncementEpoch() string {
+	if x != nil {
+		return x.AnnouncementEpoch
+	}
+	return ""
+}
+
+// Announcement is what the operator tells everybody. It belongs to no
+// conversation and wants no ack.
+type Announcement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From one sequence for the whole site.
+	Seq       int64  `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Text      string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	CreatedMs int64  `protobuf:"varint,3,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// Not to be shown from then on.
+	ExpiresMs int64 `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	// It was taken back: stop showing it. There is no text then.
+	Withdrawn     bool `protobuf:"varint,5,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Announcement) Reset() {
+	*x = Announcement{}
+	mi := &file_imd_client_v1_client_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Announcement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Announcement) ProtoMessage() {}
+
+func (x *Announcement) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_client_v1_client_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Announcement.ProtoReflect.Descriptor instead.
+func (*Announcement) Descriptor() ([]byte, []int) {
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Announcement) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Announcement) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Announcement) GetCreatedMs() int64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Announcement) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+func (x *Announcement) GetWithdrawn() bool {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return false
+}
+
 // Welcome says that the session stands and is registered for live delivery.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1071,7 +1187,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[3]
+	mi := &file_imd_client_v1_client_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1199,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[3]
+	mi := &file_imd_client_v1_client_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1212,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{3}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Welcome) GetVersion() uint32 {
@@ -1190,7 +1306,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[4]
+	mi := &file_imd_client_v1_client_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1202,7 +1318,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[4]
+	mi := &file_imd_client_v1_client_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1331,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{4}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Limits) GetBinaryBytes() uint32 {
@@ -1263,7 +1379,7 @@ type RefreshToken struct {
 
 func (x *RefreshToken) Reset() {
 	*x = RefreshToken{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[5]
+	mi := &file_imd_client_v1_client_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1391,7 @@ func (x *RefreshToken) String() string {
 func (*RefreshToken) ProtoMessage() {}
 
 func (x *RefreshToken) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[5]
+	mi := &file_imd_client_v1_client_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1404,7 @@ func (x *RefreshToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshToken.ProtoReflect.Descriptor instead.
 func (*RefreshToken) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{5}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RefreshToken) GetToken() string {
@@ -1308,7 +1424,7 @@ type RefreshResult struct {
 
 func (x *RefreshResult) Reset() {
 	*x = RefreshResult{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[6]
+	mi := &file_imd_client_v1_client_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1436,7 @@ func (x *RefreshResult) String() string {
 func (*RefreshResult) ProtoMessage() {}
 
 func (x *RefreshResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[6]
+	mi := &file_imd_client_v1_client_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1449,7 @@ func (x *RefreshResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshResult.ProtoReflect.Descriptor instead.
 func (*RefreshResult) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{6}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RefreshResult) GetTokenExpireMs() int64 {
@@ -1354,7 +1470,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[7]
+	mi := &file_imd_client_v1_client_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1482,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[7]
+	mi := &file_imd_client_v1_client_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1495,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{7}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Ping) GetIntervalMs() uint32 {
@@ -1398,7 +1514,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[8]
+	mi := &file_imd_client_v1_client_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1526,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[8]
+	mi := &file_imd_client_v1_client_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1539,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{8}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{9}
 }
 
 // Drain asks the client to move to another connection.
@@ -1439,7 +1555,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[9]
+	mi := &file_imd_client_v1_client_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +1567,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[9]
+	mi := &file_imd_client_v1_client_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +1580,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{9}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Drain) GetReconnectAfterMs() uint32 {
@@ -1503,7 +1619,7 @@ type Bye struct {
 
 func (x *Bye) Reset() {
 	*x = Bye{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[10]
+	mi := &file_imd_client_v1_client_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1631,7 @@ func (x *Bye) String() string {
 func (*Bye) ProtoMessage() {}
 
 func (x *Bye) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[10]
+	mi := &file_imd_client_v1_client_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1644,7 @@ func (x *Bye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bye.ProtoReflect.Descriptor instead.
 func (*Bye) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{10}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Bye) GetCloseCode() uint32 {
@@ -1582,7 +1698,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[11]
+	mi := &file_imd_client_v1_client_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1710,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[11]
+	mi := &file_imd_client_v1_client_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1723,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{11}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Error) GetCode() string {
@@ -1670,7 +1786,7 @@ type Send struct {
 
 func (x *Send) Reset() {
 	*x = Send{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[12]
+	mi := &file_imd_client_v1_client_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1798,7 @@ func (x *Send) String() string {
 func (*Send) ProtoMessage() {}
 
 func (x *Send) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[12]
+	mi := &file_imd_client_v1_client_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1811,7 @@ func (x *Send) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Send.ProtoReflect.Descriptor instead.
 func (*Send) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{12}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Send) GetTo() isSend_To {
@@ -1802,7 +1918,7 @@ type SendAck struct {
 
 func (x *SendAck) Reset() {
 	*x = SendAck{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[13]
+	mi := &file_imd_client_v1_client_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +1930,7 @@ func (x *SendAck) String() string {
 func (*SendAck) ProtoMessage() {}
 
 func (x *SendAck) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[13]
+	mi := &file_imd_client_v1_client_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +1943,7 @@ func (x *SendAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendAck.ProtoReflect.Descriptor instead.
 func (*SendAck) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{13}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SendAck) GetClientMessageId() string {
@@ -1904,7 +2020,7 @@ type Read struct {
 
 func (x *Read) Reset() {
 	*x = Read{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[14]
+	mi := &file_imd_client_v1_client_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2032,7 @@ func (x *Read) String() string {
 func (*Read) ProtoMessage() {}
 
 func (x *Read) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[14]
+	mi := &file_imd_client_v1_client_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2045,7 @@ func (x *Read) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Read.ProtoReflect.Descriptor instead.
 func (*Read) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{14}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Read) GetConversationId() string {
@@ -1975,7 +2091,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[15]
+	mi := &file_imd_client_v1_client_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2103,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[15]
+	mi := &file_imd_client_v1_client_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2116,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{15}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Entry) GetSeq() int64 {
@@ -2111,7 +2227,7 @@ type Content struct {
 
 func (x *Content) Reset() {
 	*x = Content{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[16]
+	mi := &file_imd_client_v1_client_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2239,7 @@ func (x *Content) String() string {
 func (*Content) ProtoMessage() {}
 
 func (x *Content) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[16]
+	mi := &file_imd_client_v1_client_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2252,7 @@ func (x *Content) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Content.ProtoReflect.Descriptor instead.
 func (*Content) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{16}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Content) GetType() string {
@@ -2208,7 +2324,7 @@ type MemberChange struct {
 
 func (x *MemberChange) Reset() {
 	*x = MemberChange{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[17]
+	mi := &file_imd_client_v1_client_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2336,7 @@ func (x *MemberChange) String() string {
 func (*MemberChange) ProtoMessage() {}
 
 func (x *MemberChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[17]
+	mi := &file_imd_client_v1_client_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2349,7 @@ func (x *MemberChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberChange.ProtoReflect.Descriptor instead.
 func (*MemberChange) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{17}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemberChange) GetAction() MemberAction {
@@ -2275,7 +2391,7 @@ type ConversationChange struct {
 
 func (x *ConversationChange) Reset() {
 	*x = ConversationChange{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[18]
+	mi := &file_imd_client_v1_client_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2287,7 +2403,7 @@ func (x *ConversationChange) String() string {
 func (*ConversationChange) ProtoMessage() {}
 
 func (x *ConversationChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[18]
+	mi := &file_imd_client_v1_client_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2300,7 +2416,7 @@ func (x *ConversationChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConversationChange.ProtoReflect.Descriptor instead.
 func (*ConversationChange) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{18}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConversationChange) GetName() string {
@@ -2328,7 +2444,7 @@ type Deliver struct {
 
 func (x *Deliver) Reset() {
 	*x = Deliver{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[19]
+	mi := &file_imd_client_v1_client_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2340,7 +2456,7 @@ func (x *Deliver) String() string {
 func (*Deliver) ProtoMessage() {}
 
 func (x *Deliver) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[19]
+	mi := &file_imd_client_v1_client_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2353,7 +2469,7 @@ func (x *Deliver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deliver.ProtoReflect.Descriptor instead.
 func (*Deliver) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{19}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Deliver) GetConversationId() string {
@@ -2380,7 +2496,7 @@ type DeliveryAck struct {
 
 func (x *DeliveryAck) Reset() {
 	*x = DeliveryAck{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[20]
+	mi := &file_imd_client_v1_client_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2508,7 @@ func (x *DeliveryAck) String() string {
 func (*DeliveryAck) ProtoMessage() {}
 
 func (x *DeliveryAck) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[20]
+	mi := &file_imd_client_v1_client_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2521,7 @@ func (x *DeliveryAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveryAck.ProtoReflect.Descriptor instead.
 func (*DeliveryAck) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{20}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeliveryAck) GetRanges() []*AckRange {
@@ -2427,7 +2543,7 @@ type AckRange struct {
 
 func (x *AckRange) Reset() {
 	*x = AckRange{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[21]
+	mi := &file_imd_client_v1_client_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2555,7 @@ func (x *AckRange) String() string {
 func (*AckRange) ProtoMessage() {}
 
 func (x *AckRange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[21]
+	mi := &file_imd_client_v1_client_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2568,7 @@ func (x *AckRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRange.ProtoReflect.Descriptor instead.
 func (*AckRange) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{21}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AckRange) GetConversationId() string {
@@ -2491,7 +2607,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[22]
+	mi := &file_imd_client_v1_client_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2619,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[22]
+	mi := &file_imd_client_v1_client_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2632,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{22}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Receipt) GetConversationId() string {
@@ -2565,7 +2681,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[23]
+	mi := &file_imd_client_v1_client_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2693,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[23]
+	mi := &file_imd_client_v1_client_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2706,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{23}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Cursor) GetConversationId() string {
@@ -2621,7 +2737,7 @@ type Sync struct {
 
 func (x *Sync) Reset() {
 	*x = Sync{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[24]
+	mi := &file_imd_client_v1_client_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2749,7 @@ func (x *Sync) String() string {
 func (*Sync) ProtoMessage() {}
 
 func (x *Sync) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[24]
+	mi := &file_imd_client_v1_client_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2762,7 @@ func (x *Sync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sync.ProtoReflect.Descriptor instead.
 func (*Sync) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{24}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Sync) GetSyncToken() string {
@@ -2689,7 +2805,7 @@ type SyncResult struct {
 
 func (x *SyncResult) Reset() {
 	*x = SyncResult{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[25]
+	mi := &file_imd_client_v1_client_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +2817,7 @@ func (x *SyncResult) String() string {
 func (*SyncResult) ProtoMessage() {}
 
 func (x *SyncResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[25]
+	mi := &file_imd_client_v1_client_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +2830,7 @@ func (x *SyncResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncResult.ProtoReflect.Descriptor instead.
 func (*SyncResult) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{25}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SyncResult) GetConversations() []*ConversationState {
@@ -2789,7 +2905,7 @@ type ConversationState struct {
 
 func (x *ConversationState) Reset() {
 	*x = ConversationState{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[26]
+	mi := &file_imd_client_v1_client_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +2917,7 @@ func (x *ConversationState) String() string {
 func (*ConversationState) ProtoMessage() {}
 
 func (x *ConversationState) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[26]
+	mi := &file_imd_client_v1_client_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +2930,7 @@ func (x *ConversationState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConversationState.ProtoReflect.Descriptor instead.
 func (*ConversationState) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{26}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ConversationState) GetConversationId() string {
@@ -2931,7 +3047,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[27]
+	mi := &file_imd_client_v1_client_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3059,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[27]
+	mi := &file_imd_client_v1_client_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3072,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{27}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *History) GetConversationId() string {
@@ -3005,7 +3121,7 @@ type HistoryResult struct {
 
 func (x *HistoryResult) Reset() {
 	*x = HistoryResult{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[28]
+	mi := &file_imd_client_v1_client_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3133,7 @@ func (x *HistoryResult) String() string {
 func (*HistoryResult) ProtoMessage() {}
 
 func (x *HistoryResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[28]
+	mi := &file_imd_client_v1_client_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3146,7 @@ func (x *HistoryResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResult.ProtoReflect.Descriptor instead.
 func (*HistoryResult) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{28}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HistoryResult) GetConversationId() string {
@@ -3063,7 +3179,7 @@ type Page struct {
 
 func (x *Page) Reset() {
 	*x = Page{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[29]
+	mi := &file_imd_client_v1_client_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3191,7 @@ func (x *Page) String() string {
 func (*Page) ProtoMessage() {}
 
 func (x *Page) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[29]
+	mi := &file_imd_client_v1_client_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3204,7 @@ func (x *Page) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Page.ProtoReflect.Descriptor instead.
 func (*Page) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{29}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Page) GetEntries() []*Entry {
@@ -3130,7 +3246,7 @@ type Head struct {
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[30]
+	mi := &file_imd_client_v1_client_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3258,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[30]
+	mi := &file_imd_client_v1_client_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3271,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{30}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Head) GetConversationId() string {
@@ -3184,7 +3300,7 @@ type Typing struct {
 
 func (x *Typing) Reset() {
 	*x = Typing{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[31]
+	mi := &file_imd_client_v1_client_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3312,7 @@ func (x *Typing) String() string {
 func (*Typing) ProtoMessage() {}
 
 func (x *Typing) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[31]
+	mi := &file_imd_client_v1_client_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3325,7 @@ func (x *Typing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Typing.ProtoReflect.Descriptor instead.
 func (*Typing) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{31}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Typing) GetConversationId() string {
@@ -3238,7 +3354,7 @@ type WatchPresence struct {
 
 func (x *WatchPresence) Reset() {
 	*x = WatchPresence{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[32]
+	mi := &file_imd_client_v1_client_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3366,7 @@ func (x *WatchPresence) String() string {
 func (*WatchPresence) ProtoMessage() {}
 
 func (x *WatchPresence) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[32]
+	mi := &file_imd_client_v1_client_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3379,7 @@ func (x *WatchPresence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPresence.ProtoReflect.Descriptor instead.
 func (*WatchPresence) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{32}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchPresence) GetUserIds() []string {
@@ -3290,7 +3406,7 @@ type Presence struct {
 
 func (x *Presence) Reset() {
 	*x = Presence{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[33]
+	mi := &file_imd_client_v1_client_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3418,7 @@ func (x *Presence) String() string {
 func (*Presence) ProtoMessage() {}
 
 func (x *Presence) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[33]
+	mi := &file_imd_client_v1_client_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3431,7 @@ func (x *Presence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Presence.ProtoReflect.Descriptor instead.
 func (*Presence) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{33}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Presence) GetUsers() []*UserPresence {
@@ -3340,7 +3456,7 @@ type UserPresence struct {
 
 func (x *UserPresence) Reset() {
 	*x = UserPresence{}
-	mi := &file_imd_client_v1_client_proto_msgTypes[34]
+	mi := &file_imd_client_v1_client_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3468,7 @@ func (x *UserPresence) String() string {
 func (*UserPresence) ProtoMessage() {}
 
 func (x *UserPresence) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_client_v1_client_proto_msgTypes[34]
+	mi := &file_imd_client_v1_client_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3481,7 @@ func (x *UserPresence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserPresence.ProtoReflect.Descriptor instead.
 func (*UserPresence) Descriptor() ([]byte, []int) {
-	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{34}
+	return file_imd_client_v1_client_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UserPresence) GetUserId() string {
@@ -3414,7 +3530,7 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	"\rrefresh_token\x18\n" +
 	" \x01(\v2\x1b.imd.client.v1.RefreshTokenH\x00R\frefreshToken\x12)\n" +
 	"\x04pong\x18\v \x01(\v2\x13.imd.client.v1.PongH\x00R\x04pongB\x06\n" +
-	"\x04kind\"\x84\x06\n" +
+	"\x04kind\"\xc7\x06\n" +
 	"\vServerFrame\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x16.imd.client.v1.WelcomeH\x00R\awelcome\x123\n" +
@@ -3432,8 +3548,9 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	"\x04head\x18\f \x01(\v2\x13.imd.client.v1.HeadH\x00R\x04head\x12,\n" +
 	"\x05drain\x18\r \x01(\v2\x14.imd.client.v1.DrainH\x00R\x05drain\x12&\n" +
 	"\x03bye\x18\x0e \x01(\v2\x12.imd.client.v1.ByeH\x00R\x03bye\x12,\n" +
-	"\x05error\x18\x0f \x01(\v2\x14.imd.client.v1.ErrorH\x00R\x05errorB\x06\n" +
-	"\x04kind\"\xc7\x01\n" +
+	"\x05error\x18\x0f \x01(\v2\x14.imd.client.v1.ErrorH\x00R\x05error\x12A\n" +
+	"\fannouncement\x18\x10 \x01(\v2\x1b.imd.client.v1.AnnouncementH\x00R\fannouncementB\x06\n" +
+	"\x04kind\"\xbb\x02\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x1b\n" +
@@ -3442,8 +3559,20 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	"\x06client\x18\x05 \x01(\tR\x06client\x12\x16\n" +
 	"\x06window\x18\x06 \x01(\rR\x06window\x12\x1f\n" +
 	"\vmin_version\x18\a \x01(\rR\n" +
-	"minVersionJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
-	"\"\x82\x03\n" +
+	"minVersion\x12.\n" +
+	"\x10announcement_seq\x18\n" +
+	" \x01(\x03H\x00R\x0fannouncementSeq\x88\x01\x01\x12-\n" +
+	"\x12announcement_epoch\x18\v \x01(\tR\x11announcementEpochB\x13\n" +
+	"\x11_announcement_seqJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\"\x90\x01\n" +
+	"\fAnnouncement\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x03 \x01(\x03R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x04 \x01(\x03R\texpiresMs\x12\x1c\n" +
+	"\twithdrawn\x18\x05 \x01(\bR\twithdrawn\"\x82\x03\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
@@ -3742,7 +3871,7 @@ func file_imd_client_v1_client_proto_rawDescGZIP() []byte {
 }
 
 var file_imd_client_v1_client_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_imd_client_v1_client_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_imd_client_v1_client_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_imd_client_v1_client_proto_goTypes = []any{
 	(Ack)(0),                   // 0: imd.client.v1.Ack
 	(EntryKind)(0),             // 1: imd.client.v1.EntryKind
@@ -3753,94 +3882,96 @@ var file_imd_client_v1_client_proto_goTypes = []any{
 	(*ClientFrame)(nil),        // 6: imd.client.v1.ClientFrame
 	(*ServerFrame)(nil),        // 7: imd.client.v1.ServerFrame
 	(*Hello)(nil),              // 8: imd.client.v1.Hello
-	(*Welcome)(nil),            // 9: imd.client.v1.Welcome
-	(*Limits)(nil),             // 10: imd.client.v1.Limits
-	(*RefreshToken)(nil),       // 11: imd.client.v1.RefreshToken
-	(*RefreshResult)(nil),      // 12: imd.client.v1.RefreshResult
-	(*Ping)(nil),               // 13: imd.client.v1.Ping
-	(*Pong)(nil),               // 14: imd.client.v1.Pong
-	(*Drain)(nil),              // 15: imd.client.v1.Drain
-	(*Bye)(nil),                // 16: imd.client.v1.Bye
-	(*Error)(nil),              // 17: imd.client.v1.Error
-	(*Send)(nil),               // 18: imd.client.v1.Send
-	(*SendAck)(nil),            // 19: imd.client.v1.SendAck
-	(*Read)(nil),               // 20: imd.client.v1.Read
-	(*Entry)(nil),              // 21: imd.client.v1.Entry
-	(*Content)(nil),            // 22: imd.client.v1.Content
-	(*MemberChange)(nil),       // 23: imd.client.v1.MemberChange
-	(*ConversationChange)(nil), // 24: imd.client.v1.ConversationChange
-	(*Deliver)(nil),            // 25: imd.client.v1.Deliver
-	(*DeliveryAck)(nil),        // 26: imd.client.v1.DeliveryAck
-	(*AckRange)(nil),           // 27: imd.client.v1.AckRange
-	(*Receipt)(nil),            // 28: imd.client.v1.Receipt
-	(*Cursor)(nil),             // 29: imd.client.v1.Cursor
-	(*Sync)(nil),               // 30: imd.client.v1.Sync
-	(*SyncResult)(nil),         // 31: imd.client.v1.SyncResult
-	(*ConversationState)(nil),  // 32: imd.client.v1.ConversationState
-	(*History)(nil),            // 33: imd.client.v1.History
-	(*HistoryResult)(nil),      // 34: imd.client.v1.HistoryResult
-	(*Page)(nil),               // 35: imd.client.v1.Page
-	(*Head)(nil),               // 36: imd.client.v1.Head
-	(*Typing)(nil),             // 37: imd.client.v1.Typing
-	(*WatchPresence)(nil),      // 38: imd.client.v1.WatchPresence
-	(*Presence)(nil),           // 39: imd.client.v1.Presence
-	(*UserPresence)(nil),       // 40: imd.client.v1.UserPresence
-	nil,                        // 41: imd.client.v1.Content.AttributesEntry
+	(*Announcement)(nil),       // 9: imd.client.v1.Announcement
+	(*Welcome)(nil),            // 10: imd.client.v1.Welcome
+	(*Limits)(nil),             // 11: imd.client.v1.Limits
+	(*RefreshToken)(nil),       // 12: imd.client.v1.RefreshToken
+	(*RefreshResult)(nil),      // 13: imd.client.v1.RefreshResult
+	(*Ping)(nil),               // 14: imd.client.v1.Ping
+	(*Pong)(nil),               // 15: imd.client.v1.Pong
+	(*Drain)(nil),              // 16: imd.client.v1.Drain
+	(*Bye)(nil),                // 17: imd.client.v1.Bye
+	(*Error)(nil),              // 18: imd.client.v1.Error
+	(*Send)(nil),               // 19: imd.client.v1.Send
+	(*SendAck)(nil),            // 20: imd.client.v1.SendAck
+	(*Read)(nil),               // 21: imd.client.v1.Read
+	(*Entry)(nil),              // 22: imd.client.v1.Entry
+	(*Content)(nil),            // 23: imd.client.v1.Content
+	(*MemberChange)(nil),       // 24: imd.client.v1.MemberChange
+	(*ConversationChange)(nil), // 25: imd.client.v1.ConversationChange
+	(*Deliver)(nil),            // 26: imd.client.v1.Deliver
+	(*DeliveryAck)(nil),        // 27: imd.client.v1.DeliveryAck
+	(*AckRange)(nil),           // 28: imd.client.v1.AckRange
+	(*Receipt)(nil),            // 29: imd.client.v1.Receipt
+	(*Cursor)(nil),             // 30: imd.client.v1.Cursor
+	(*Sync)(nil),               // 31: imd.client.v1.Sync
+	(*SyncResult)(nil),         // 32: imd.client.v1.SyncResult
+	(*ConversationState)(nil),  // 33: imd.client.v1.ConversationState
+	(*History)(nil),            // 34: imd.client.v1.History
+	(*HistoryResult)(nil),      // 35: imd.client.v1.HistoryResult
+	(*Page)(nil),               // 36: imd.client.v1.Page
+	(*Head)(nil),               // 37: imd.client.v1.Head
+	(*Typing)(nil),             // 38: imd.client.v1.Typing
+	(*WatchPresence)(nil),      // 39: imd.client.v1.WatchPresence
+	(*Presence)(nil),           // 40: imd.client.v1.Presence
+	(*UserPresence)(nil),       // 41: imd.client.v1.UserPresence
+	nil,                        // 42: imd.client.v1.Content.AttributesEntry
 }
 var file_imd_client_v1_client_proto_depIdxs = []int32{
 	8,  // 0: imd.client.v1.ClientFrame.hello:type_name -> imd.client.v1.Hello
-	18, // 1: imd.client.v1.ClientFrame.send:type_name -> imd.client.v1.Send
-	26, // 2: imd.client.v1.ClientFrame.ack:type_name -> imd.client.v1.DeliveryAck
-	20, // 3: imd.client.v1.ClientFrame.read:type_name -> imd.client.v1.Read
-	30, // 4: imd.client.v1.ClientFrame.sync:type_name -> imd.client.v1.Sync
-	33, // 5: imd.client.v1.ClientFrame.history:type_name -> imd.client.v1.History
-	37, // 6: imd.client.v1.ClientFrame.typing:type_name -> imd.client.v1.Typing
-	38, // 7: imd.client.v1.ClientFrame.watch_presence:type_name -> imd.client.v1.WatchPresence
-	11, // 8: imd.client.v1.ClientFrame.refresh_token:type_name -> imd.client.v1.RefreshToken
-	14, // 9: imd.client.v1.ClientFrame.pong:type_name -> imd.client.v1.Pong
-	9,  // 10: imd.client.v1.ServerFrame.welcome:type_name -> imd.client.v1.Welcome
-	19, // 11: imd.client.v1.ServerFrame.send_ack:type_name -> imd.client.v1.SendAck
-	25, // 12: imd.client.v1.ServerFrame.deliver:type_name -> imd.client.v1.Deliver
-	28, // 13: imd.client.v1.ServerFrame.receipt:type_name -> imd.client.v1.Receipt
-	31, // 14: imd.client.v1.ServerFrame.sync_result:type_name -> imd.client.v1.SyncResult
-	34, // 15: imd.client.v1.ServerFrame.history_result:type_name -> imd.client.v1.HistoryResult
-	37, // 16: imd.client.v1.ServerFrame.typing:type_name -> imd.client.v1.Typing
-	39, // 17: imd.client.v1.ServerFrame.presence:type_name -> imd.client.v1.Presence
-	12, // 18: imd.client.v1.ServerFrame.refresh_result:type_name -> imd.client.v1.RefreshResult
-	13, // 19: imd.client.v1.ServerFrame.ping:type_name -> imd.client.v1.Ping
-	36, // 20: imd.client.v1.ServerFrame.head:type_name -> imd.client.v1.Head
-	15, // 21: imd.client.v1.ServerFrame.drain:type_name -> imd.client.v1.Drain
-	16, // 22: imd.client.v1.ServerFrame.bye:type_name -> imd.client.v1.Bye
-	17, // 23: imd.client.v1.ServerFrame.error:type_name -> imd.client.v1.Error
-	10, // 24: imd.client.v1.Welcome.limits:type_name -> imd.client.v1.Limits
-	1,  // 25: imd.client.v1.Send.kind:type_name -> imd.client.v1.EntryKind
-	22, // 26: imd.client.v1.Send.content:type_name -> imd.client.v1.Content
-	0,  // 27: imd.client.v1.SendAck.status:type_name -> imd.client.v1.Ack
-	17, // 28: imd.client.v1.SendAck.error:type_name -> imd.client.v1.Error
-	1,  // 29: imd.client.v1.Entry.kind:type_name -> imd.client.v1.EntryKind
-	22, // 30: imd.client.v1.Entry.content:type_name -> imd.client.v1.Content
-	23, // 31: imd.client.v1.Entry.member_change:type_name -> imd.client.v1.MemberChange
-	24, // 32: imd.client.v1.Entry.conversation_change:type_name -> imd.client.v1.ConversationChange
-	41, // 33: imd.client.v1.Content.attributes:type_name -> imd.client.v1.Content.AttributesEntry
-	4,  // 34: imd.client.v1.MemberChange.action:type_name -> imd.client.v1.MemberAction
-	3,  // 35: imd.client.v1.MemberChange.role:type_name -> imd.client.v1.Role
-	21, // 36: imd.client.v1.Deliver.entries:type_name -> imd.client.v1.Entry
-	27, // 37: imd.client.v1.DeliveryAck.ranges:type_name -> imd.client.v1.AckRange
-	29, // 38: imd.client.v1.Sync.cursors:type_name -> imd.client.v1.Cursor
-	32, // 39: imd.client.v1.SyncResult.conversations:type_name -> imd.client.v1.ConversationState
-	2,  // 40: imd.client.v1.ConversationState.kind:type_name -> imd.client.v1.ConversationKind
-	3,  // 41: imd.client.v1.ConversationState.role:type_name -> imd.client.v1.Role
-	21, // 42: imd.client.v1.ConversationState.last_message:type_name -> imd.client.v1.Entry
-	28, // 43: imd.client.v1.ConversationState.receipts:type_name -> imd.client.v1.Receipt
-	35, // 44: imd.client.v1.ConversationState.page:type_name -> imd.client.v1.Page
-	35, // 45: imd.client.v1.HistoryResult.page:type_name -> imd.client.v1.Page
-	21, // 46: imd.client.v1.Page.entries:type_name -> imd.client.v1.Entry
-	40, // 47: imd.client.v1.Presence.users:type_name -> imd.client.v1.UserPresence
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	19, // 1: imd.client.v1.ClientFrame.send:type_name -> imd.client.v1.Send
+	27, // 2: imd.client.v1.ClientFrame.ack:type_name -> imd.client.v1.DeliveryAck
+	21, // 3: imd.client.v1.ClientFrame.read:type_name -> imd.client.v1.Read
+	31, // 4: imd.client.v1.ClientFrame.sync:type_name -> imd.client.v1.Sync
+	34, // 5: imd.client.v1.ClientFrame.history:type_name -> imd.client.v1.History
+	38, // 6: imd.client.v1.ClientFrame.typing:type_name -> imd.client.v1.Typing
+	39, // 7: imd.client.v1.ClientFrame.watch_presence:type_name -> imd.client.v1.WatchPresence
+	12, // 8: imd.client.v1.ClientFrame.refresh_token:type_name -> imd.client.v1.RefreshToken
+	15, // 9: imd.client.v1.ClientFrame.pong:type_name -> imd.client.v1.Pong
+	10, // 10: imd.client.v1.ServerFrame.welcome:type_name -> imd.client.v1.Welcome
+	20, // 11: imd.client.v1.ServerFrame.send_ack:type_name -> imd.client.v1.SendAck
+	26, // 12: imd.client.v1.ServerFrame.deliver:type_name -> imd.client.v1.Deliver
+	29, // 13: imd.client.v1.ServerFrame.receipt:type_name -> imd.client.v1.Receipt
+	32, // 14: imd.client.v1.ServerFrame.sync_result:type_name -> imd.client.v1.SyncResult
+	35, // 15: imd.client.v1.ServerFrame.history_result:type_name -> imd.client.v1.HistoryResult
+	38, // 16: imd.client.v1.ServerFrame.typing:type_name -> imd.client.v1.Typing
+	40, // 17: imd.client.v1.ServerFrame.presence:type_name -> imd.client.v1.Presence
+	13, // 18: imd.client.v1.ServerFrame.refresh_result:type_name -> imd.client.v1.RefreshResult
+	14, // 19: imd.client.v1.ServerFrame.ping:type_name -> imd.client.v1.Ping
+	37, // 20: imd.client.v1.ServerFrame.head:type_name -> imd.client.v1.Head
+	16, // 21: imd.client.v1.ServerFrame.drain:type_name -> imd.client.v1.Drain
+	17, // 22: imd.client.v1.ServerFrame.bye:type_name -> imd.client.v1.Bye
+	18, // 23: imd.client.v1.ServerFrame.error:type_name -> imd.client.v1.Error
+	9,  // 24: imd.client.v1.ServerFrame.announcement:type_name -> imd.client.v1.Announcement
+	11, // 25: imd.client.v1.Welcome.limits:type_name -> imd.client.v1.Limits
+	1,  // 26: imd.client.v1.Send.kind:type_name -> imd.client.v1.EntryKind
+	23, // 27: imd.client.v1.Send.content:type_name -> imd.client.v1.Content
+	0,  // 28: imd.client.v1.SendAck.status:type_name -> imd.client.v1.Ack
+	18, // 29: imd.client.v1.SendAck.error:type_name -> imd.client.v1.Error
+	1,  // 30: imd.client.v1.Entry.kind:type_name -> imd.client.v1.EntryKind
+	23, // 31: imd.client.v1.Entry.content:type_name -> imd.client.v1.Content
+	24, // 32: imd.client.v1.Entry.member_change:type_name -> imd.client.v1.MemberChange
+	25, // 33: imd.client.v1.Entry.conversation_change:type_name -> imd.client.v1.ConversationChange
+	42, // 34: imd.client.v1.Content.attributes:type_name -> imd.client.v1.Content.AttributesEntry
+	4,  // 35: imd.client.v1.MemberChange.action:type_name -> imd.client.v1.MemberAction
+	3,  // 36: imd.client.v1.MemberChange.role:type_name -> imd.client.v1.Role
+	22, // 37: imd.client.v1.Deliver.entries:type_name -> imd.client.v1.Entry
+	28, // 38: imd.client.v1.DeliveryAck.ranges:type_name -> imd.client.v1.AckRange
+	30, // 39: imd.client.v1.Sync.cursors:type_name -> imd.client.v1.Cursor
+	33, // 40: imd.client.v1.SyncResult.conversations:type_name -> imd.client.v1.ConversationState
+	2,  // 41: imd.client.v1.ConversationState.kind:type_name -> imd.client.v1.ConversationKind
+	3,  // 42: imd.client.v1.ConversationState.role:type_name -> imd.client.v1.Role
+	22, // 43: imd.client.v1.ConversationState.last_message:type_name -> imd.client.v1.Entry
+	29, // 44: imd.client.v1.ConversationState.receipts:type_name -> imd.client.v1.Receipt
+	36, // 45: imd.client.v1.ConversationState.page:type_name -> imd.client.v1.Page
+	36, // 46: imd.client.v1.HistoryResult.page:type_name -> imd.client.v1.Page
+	22, // 47: imd.client.v1.Page.entries:type_name -> imd.client.v1.Entry
+	41, // 48: imd.client.v1.Presence.users:type_name -> imd.client.v1.UserPresence
+	49, // [49:49] is the sub-list for method output_type
+	49, // [49:49] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_imd_client_v1_client_proto_init() }
@@ -3876,24 +4007,26 @@ func file_imd_client_v1_client_proto_init() {
 		(*ServerFrame_Drain)(nil),
 		(*ServerFrame_Bye)(nil),
 		(*ServerFrame_Error)(nil),
+		(*ServerFrame_Announcement)(nil),
 	}
-	file_imd_client_v1_client_proto_msgTypes[12].OneofWrappers = []any{
+	file_imd_client_v1_client_proto_msgTypes[2].OneofWrappers = []any{}
+	file_imd_client_v1_client_proto_msgTypes[13].OneofWrappers = []any{
 		(*Send_ConversationId)(nil),
 		(*Send_ToUser)(nil),
 	}
-	file_imd_client_v1_client_proto_msgTypes[16].OneofWrappers = []any{
+	file_imd_client_v1_client_proto_msgTypes[17].OneofWrappers = []any{
 		(*Content_Text)(nil),
 		(*Content_Data)(nil),
 	}
-	file_imd_client_v1_client_proto_msgTypes[18].OneofWrappers = []any{}
-	file_imd_client_v1_client_proto_msgTypes[22].OneofWrappers = []any{}
+	file_imd_client_v1_client_proto_msgTypes[19].OneofWrappers = []any{}
+	file_imd_client_v1_client_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_client_v1_client_proto_rawDesc), len(file_imd_client_v1_client_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file imd/client/v1/client.proto.
  */
 export const file_imd_client_v1_client: GenFile = /*@__PURE__*/
-  fileDesc("ChppbWQvY2xpZW50L3YxL2NsaWVudC5wcm90bxINaW1kLmNsaWVudC52MSLJAwoLQ2xpZW50RnJhbWUSCgoCaWQYASABKA0SJQoFaGVsbG8YAiABKAsyFC5pbWQuY2xpZW50LnYxLkhlbGxvSAASIwoEc2VuZBgDIAEoCzITLmltZC5jbGllbnQudjEuU2VuZEgAEikKA2FjaxgEIAEoCzIaLmltZC5jbGllbnQudjEuRGVsaXZlcnlBY2tIABIjCgRyZWFkGAUgASgLMhMuaW1kLmNsaWVudC52MS5SZWFkSAASIwoEc3luYxgGIAEoCzITLmltZC5jbGllbnQudjEuU3luY0gAEikKB2hpc3RvcnkYByABKAsyFi5pbWQuY2xpZW50LnYxLkhpc3RvcnlIABInCgZ0eXBpbmcYCCABKAsyFS5pbWQuY2xpZW50LnYxLlR5cGluZ0gAEjYKDndhdGNoX3ByZXNlbmNlGAkgASgLMhwuaW1kLmNsaWVudC52MS5XYXRjaFByZXNlbmNlSAASNAoNcmVmcmVzaF90b2tlbhgKIAEoCzIbLmltZC5jbGllbnQudjEuUmVmcmVzaFRva2VuSAASIwoEcG9uZxgLIAEoCzITLmltZC5jbGllbnQudjEuUG9uZ0gAQgYKBGtpbmQigQUKC1NlcnZlckZyYW1lEgoKAmlkGAEgASgNEikKB3dlbGNvbWUYAiABKAsyFi5pbWQuY2xpZW50LnYxLldlbGNvbWVIABIqCghzZW5kX2FjaxgDIAEoCzIWLmltZC5jbGllbnQudjEuU2VuZEFja0gAEikKB2RlbGl2ZXIYBCABKAsyFi5pbWQuY2xpZW50LnYxLkRlbGl2ZXJIABIpCgdyZWNlaXB0GAUgASgLMhYuaW1kLmNsaWVudC52MS5SZWNlaXB0SAASMAoLc3luY19yZXN1bHQYBiABKAsyGS5pbWQuY2xpZW50LnYxLlN5bmNSZXN1bHRIABI2Cg5oaXN0b3J5X3Jlc3VsdBgHIAEoCzIcLmltZC5jbGllbnQudjEuSGlzdG9yeVJlc3VsdEgAEicKBnR5cGluZxgIIAEoCzIVLmltZC5jbGllbnQudjEuVHlwaW5nSAASKwoIcHJlc2VuY2UYCSABKAsyFy5pbWQuY2xpZW50LnYxLlByZXNlbmNlSAASNgoOcmVmcmVzaF9yZXN1bHQYCiABKAsyHC5pbWQuY2xpZW50LnYxLlJlZnJlc2hSZXN1bHRIABIjCgRwaW5nGAsgASgLMhMuaW1kLmNsaWVudC52MS5QaW5nSAASIwoEaGVhZBgMIAEoCzITLmltZC5jbGllbnQudjEuSGVhZEgAEiUKBWRyYWluGA0gASgLMhQuaW1kLmNsaWVudC52MS5EcmFpbkgAEiEKA2J5ZRgOIAEoCzISLmltZC5jbGllbnQudjEuQnllSAASJQoFZXJyb3IYDyABKAsyFC5pbWQuY2xpZW50LnYxLkVycm9ySABCBgoEa2luZCKKAQoFSGVsbG8SDwoHdmVyc2lvbhgBIAEoDRINCgV0b2tlbhgCIAEoCRIRCglkZXZpY2VfaWQYAyABKAkSDQoFY2xhc3MYBCABKAkSDgoGY2xpZW50GAUgASgJEg4KBndpbmRvdxgGIAEoDRITCgttaW5fdmVyc2lvbhgHIAEoDUoECAgQCUoECAkQCiKDAgoHV2VsY29tZRIPCgd2ZXJzaW9uGAEgASgNEhIKCnNlc3Npb25faWQYAiABKAkSDwoHdXNlcl9pZBgDIAEoCRIRCglkZXZpY2VfaWQYBCABKAkSEgoKZGF0YV9lcG9jaBgFIAEoCRIWCg5zZXJ2ZXJfdGltZV9tcxgGIAEoAxIXCg90b2tlbl9leHBpcmVfbXMYByABKAMSGAoQcGluZ19pbnRlcnZhbF9tcxgIIAEoDRIXCg9wb25nX3RpbWVvdXRfbXMYCSABKA0SJQoGbGltaXRzGAogASgLMhUuaW1kLmNsaWVudC52MS5MaW1pdHMSEAoIZmVhdHVyZXMYCyADKAkicAoGTGltaXRzEhQKDGJpbmFyeV9ieXRlcxgBIAEoDRISCgp0ZXh0X2J5dGVzGAIgASgNEhUKDWNvbnRlbnRfYnl0ZXMYAyABKA0SFAoMcGFnZV9lbnRyaWVzGAQgASgNEg8KB2N1cnNvcnMYBSABKA0iHQoMUmVmcmVzaFRva2VuEg0KBXRva2VuGAEgASgJIigKDVJlZnJlc2hSZXN1bHQSFwoPdG9rZW5fZXhwaXJlX21zGAEgASgDIhsKBFBpbmcSEwoLaW50ZXJ2YWxfbXMYASABKA0iBgoEUG9uZyJJCgVEcmFpbhIaChJyZWNvbm5lY3RfYWZ0ZXJfbXMYASABKA0SFgoOY2xvc2VfYWZ0ZXJfbXMYAiABKA0SDAoEdXJscxgDIAMoCSJlCgNCeWUSEgoKY2xvc2VfY29kZRgBIAEoDRIOCgZyZWFzb24YAiABKAkSEQoJcmVjb25uZWN0GAMgASgIEhYKDnJldHJ5X2FmdGVyX21zGAQgASgNEg8KB21lc3NhZ2UYBSABKAkiYQoFRXJyb3ISDAoEY29kZRgBIAEoCRIOCgZyZWFzb24YAiABKAkSEQoJcmV0cnlhYmxlGAMgASgIEhYKDnJldHJ5X2FmdGVyX21zGAQgASgNEg8KB21lc3NhZ2UYBSABKAki3QEKBFNlbmQSGQoPY29udmVyc2F0aW9uX2lkGAEgASgJSAASEQoHdG9fdXNlchgCIAEoCUgAEhkKEWNsaWVudF9tZXNzYWdlX2lkGAMgASgJEg4KBnJlc2VuZBgEIAEoCBImCgRraW5kGAUgASgOMhguaW1kLmNsaWVudC52MS5FbnRyeUtpbmQSJwoHY29udGVudBgGIAEoCzIWLmltZC5jbGllbnQudjEuQ29udGVudBISCgp0YXJnZXRfc2VxGAcgASgDEhEKCXJ1bl9zdGFydBgIIAEoCEIECgJ0byLoAQoHU2VuZEFjaxIZChFjbGllbnRfbWVzc2FnZV9pZBgBIAEoCRIiCgZzdGF0dXMYAiABKA4yEi5pbWQuY2xpZW50LnYxLkFjaxIXCg9jb252ZXJzYXRpb25faWQYAyABKAkSFgoKbWVzc2FnZV9pZBgEIAEoA0ICMAESCwoDc2VxGAUgASgDEhAKCHByZXZfc2VxGAYgASgDEhYKDnNlcnZlcl90aW1lX21zGAcgASgDEhEKCWR1cGxpY2F0ZRgIIAEoCBIjCgVlcnJvchgJIAEoCzIULmltZC5jbGllbnQudjEuRXJyb3IiLAoEUmVhZBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSCwoDc2VxGAIgASgDIogDCgVFbnRyeRILCgNzZXEYASABKAMSEAoIcHJldl9zZXEYAiABKAMSJgoEa2luZBgDIAEoDjIYLmltZC5jbGllbnQudjEuRW50cnlLaW5kEhYKCm1lc3NhZ2VfaWQYBCABKANCAjABEhkKEWNsaWVudF9tZXNzYWdlX2lkGAUgASgJEg4KBnNlbmRlchgGIAEoCRIWCg5zZXJ2ZXJfdGltZV9tcxgHIAEoAxInCgdjb250ZW50GAggASgLMhYuaW1kLmNsaWVudC52MS5Db250ZW50EhIKCnRhcmdldF9zZXEYCSABKAMSEQoJY291bnRhYmxlGAogASgIEhMKC2NoYW5nZWRfc2VxGAsgASgDEjIKDW1lbWJlcl9jaGFuZ2UYDCABKAsyGy5pbWQuY2xpZW50LnYxLk1lbWJlckNoYW5nZRI+ChNjb252ZXJzYXRpb25fY2hhbmdlGA0gASgLMiEuaW1kLmNsaWVudC52MS5Db252ZXJzYXRpb25DaGFuZ2VKBAgOEBQitQEKB0NvbnRlbnQSDAoEdHlwZRgBIAEoCRIOCgR0ZXh0GAIgASgJSAASDgoEZGF0YRgDIAEoDEgAEjoKCmF0dHJpYnV0ZXMYBCADKAsyJi5pbWQuY2xpZW50LnYxLkNvbnRlbnQuQXR0cmlidXRlc0VudHJ5GjEKD0F0dHJpYnV0ZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgcKBXZhbHVlSgQIBRAKIn8KDE1lbWJlckNoYW5nZRIrCgZhY3Rpb24YASABKA4yGy5pbWQuY2xpZW50LnYxLk1lbWJlckFjdGlvbhIQCgh1c2VyX2lkcxgCIAMoCRIhCgRyb2xlGAMgASgOMhMuaW1kLmNsaWVudC52MS5Sb2xlEg0KBXN0YXJ0GAQgASgDIlAKEkNvbnZlcnNhdGlvbkNoYW5nZRIRCgRuYW1lGAEgASgJSACIAQESEwoGY2xvc2VkGAIgASgISAGIAQFCBwoFX25hbWVCCQoHX2Nsb3NlZCJJCgdEZWxpdmVyEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIlCgdlbnRyaWVzGAIgAygLMhQuaW1kLmNsaWVudC52MS5FbnRyeSI2CgtEZWxpdmVyeUFjaxInCgZyYW5nZXMYASADKAsyFy5pbWQuY2xpZW50LnYxLkFja1JhbmdlIkMKCEFja1JhbmdlEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIRCglhZnRlcl9zZXEYAiABKAMSCwoDc2VxGAMgASgDIogBCgdSZWNlaXB0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIPCgd1c2VyX2lkGAIgASgJEhUKDWRlbGl2ZXJlZF9zZXEYAyABKAMSEAoIcmVhZF9zZXEYBCABKAMSGQoMdW5yZWFkX2NvdW50GAUgASgNSACIAQFCDwoNX3VucmVhZF9jb3VudCIvCgZDdXJzb3ISFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEgwKBGhhdmUYAiABKAMiVgoEU3luYxISCgpzeW5jX3Rva2VuGAEgASgJEiYKB2N1cnNvcnMYAiADKAsyFS5pbWQuY2xpZW50LnYxLkN1cnNvchISCgpwYWdlX2xpbWl0GAMgASgFIpkBCgpTeW5jUmVzdWx0EjcKDWNvbnZlcnNhdGlvbnMYASADKAsyIC5pbWQuY2xpZW50LnYxLkNvbnZlcnNhdGlvblN0YXRlEhIKCnN5bmNfdG9rZW4YAiABKAkSDAoEbW9yZRgDIAEoCBISCgpkYXRhX2Vwb2NoGAQgASgJEgwKBGZ1bGwYBSABKAgSDgoGZGlnZXN0GAYgASgGIoUDChFDb252ZXJzYXRpb25TdGF0ZRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSLQoEa2luZBgCIAEoDjIfLmltZC5jbGllbnQudjEuQ29udmVyc2F0aW9uS2luZBIMCgRuYW1lGAMgASgJEg8KB3BlZXJfaWQYBCABKAkSIQoEcm9sZRgFIAEoDjITLmltZC5jbGllbnQudjEuUm9sZRINCgVzdGFydBgGIAEoAxIQCghoZWFkX3NlcRgHIAEoAxIQCghyZWFkX3NlcRgIIAEoAxIUCgx1bnJlYWRfY291bnQYCSABKA0SKgoMbGFzdF9tZXNzYWdlGAogASgLMhQuaW1kLmNsaWVudC52MS5FbnRyeRIoCghyZWNlaXB0cxgLIAMoCzIWLmltZC5jbGllbnQudjEuUmVjZWlwdBIhCgRwYWdlGAwgASgLMhMuaW1kLmNsaWVudC52MS5QYWdlEg4KBmNsb3NlZBgNIAEoCBIUCgxtZW1iZXJfY291bnQYDiABKA0iagoHSGlzdG9yeRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEQoJYWZ0ZXJfc2VxGAIgASgDEhIKCmJlZm9yZV9zZXEYAyABKAMSDQoFbGltaXQYBCABKAUSEAoIYmFja3dhcmQYBSABKAgiSwoNSGlzdG9yeVJlc3VsdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSIQoEcGFnZRgCIAEoCzITLmltZC5jbGllbnQudjEuUGFnZSJmCgRQYWdlEiUKB2VudHJpZXMYASADKAsyFC5pbWQuY2xpZW50LnYxLkVudHJ5EhUKDWNvbXBsZXRlX2Zyb20YAiABKAMSEwoLY29tcGxldGVfdG8YAyABKAMSCwoDZW5kGAQgASgIIiwKBEhlYWQSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEgsKA3NlcRgCIAEoAyIyCgZUeXBpbmcSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEg8KB3VzZXJfaWQYAiABKAkiOwoNV2F0Y2hQcmVzZW5jZRIQCgh1c2VyX2lkcxgBIAMoCRIYChBjb252ZXJzYXRpb25faWRzGAIgAygJIjYKCFByZXNlbmNlEioKBXVzZXJzGAEgAygLMhsuaW1kLmNsaWVudC52MS5Vc2VyUHJlc2VuY2UiVgoMVXNlclByZXNlbmNlEg8KB3VzZXJfaWQYASABKAkSDgoGb25saW5lGAIgASgIEhQKDGxhc3Rfc2Vlbl9tcxgDIAEoAxIPCgdjbGFzc2VzGAQgAygJKkMKA0FjaxITCg9BQ0tfVU5TUEVDSUZJRUQQABIKCgZBQ0tfT0sQARINCglBQ0tfUkVUUlkQAhIMCghBQ0tfRkFJTBADKuMBCglFbnRyeUtpbmQSGgoWRU5UUllfS0lORF9VTlNQRUNJRklFRBAAEhYKEkVOVFJZX0tJTkRfTUVTU0FHRRABEhwKGEVOVFJZX0tJTkRfTUVNQkVSX0NIQU5HRRACEiIKHkVOVFJZX0tJTkRfQ09OVkVSU0FUSU9OX0NIQU5HRRADEhMKD0VOVFJZX0tJTkRfRURJVBAEEhUKEUVOVFJZX0tJTkRfUkVDQUxMEAUSFwoTRU5UUllfS0lORF9SRUFDVElPThAGEhsKF0VOVFJZX0tJTkRfQU5OT1VOQ0VNRU5UEAcqjgEKEENvbnZlcnNhdGlvbktpbmQSIQodQ09OVkVSU0FUSU9OX0tJTkRfVU5TUEVDSUZJRUQQABIcChhDT05WRVJTQVRJT05fS0lORF9ESVJFQ1QQARIbChdDT05WRVJTQVRJT05fS0lORF9HUk9VUBACEhwKGENPTlZFUlNBVElPTl9LSU5EX1NZU1RFTRADKk0KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg8KC1JPTEVfTUVNQkVSEAESDgoKUk9MRV9BRE1JThACEg4KClJPTEVfT1dORVIQAyqRAQoMTWVtYmVyQWN0aW9uEh0KGU1FTUJFUl9BQ1RJT05fVU5TUEVDSUZJRUQQABIXChNNRU1CRVJfQUNUSU9OX0FEREVEEAESGQoVTUVNQkVSX0FDVElPTl9SRU1PVkVEEAISFgoSTUVNQkVSX0FDVElPTl9MRUZUEAMSFgoSTUVNQkVSX0FDVElPTl9ST0xFEAQq9BMKBlJlYXNvbhIWChJSRUFTT05fVU5TUEVDSUZJRUQQABJdChJSRUFTT05fQkFEX1JFUVVFU1QQARpFkoIZQQoQaW52YWxpZF9hcmd1bWVudCotYSBmaWVsZCBpcyBtaXNzaW5nLCBtYWxmb3JtZWQgb3Igb3V0IG9mIHJhbmdlEoYBChFSRUFTT05fSU5WQUxJRF9JRBACGm+SghlrChBpbnZhbGlkX2FyZ3VtZW50KldhbiBpZCBpcyBlbXB0eSwgbG9uZ2VyIHRoYW4gNjQgYnl0ZXMgb3IgaGFzIG90aGVyIGNoYXJhY3RlcnMgdGhhbiBBLVogYS16IDAtOSAuIF8gLSBAICsSWgoTUkVBU09OX1VOS05PV05fS0lORBADGkGSghk9Cg11bmltcGxlbWVudGVkKix0aGUgZnJhbWUgaGFzIG5vIGtpbmQgdGhhdCB0aGlzIHNlcnZlciBrbm93cxJoChJSRUFTT05fVU5TVVBQT1JURUQQBBpQkoIZTAoNdW5pbXBsZW1lbnRlZCo7YSBsYXRlciBwYXJ0IG9mIHRoZSBwcm90b2NvbCB0aGF0IHRoaXMgc2VydmVyIGRvZXMgbm90IGhhdmUSZwoRUkVBU09OX05PVF9NRU1CRVIQBRpQkoIZTAoRcGVybWlzc2lvbl9kZW5pZWQqN3RoZXJlIGlzIG5vIHN1Y2ggY29udmVyc2F0aW9uLCBvciB0aGUgdXNlciBpcyBub3QgaW4gaXQSXAoQUkVBU09OX0ZPUkJJRERFThAGGkaSghlCChFwZXJtaXNzaW9uX2RlbmllZCotdGhlIHJvbGUsIGEgYmxvY2sgb3IgYSBtdXRlIGRvZXMgbm90IGFsbG93IGl0ElkKGlJFQVNPTl9DT05WRVJTQVRJT05fQ0xPU0VEEAcaOZKCGTUKE2ZhaWxlZF9wcmVjb25kaXRpb24qHnRoZSBjb252ZXJzYXRpb24gd2FzIGRpc3NvbHZlZBJiChBSRUFTT05fTk9UX0ZPVU5EEAgaTJKCGUgKCW5vdF9mb3VuZCo7dGhlIHRhcmdldCBtZXNzYWdlIG9yIHVzZXIgZG9lcyBub3QgZXhpc3Qgb3IgaXMgbm90IHZpc2libGUSZAoQUkVBU09OX0lEX1JFVVNFRBAJGk6SghlKCg5hbHJlYWR5X2V4aXN0cyo4dGhlIGNsaWVudCBtZXNzYWdlIGlkIHdhcyB1c2VkIGJlZm9yZSB3aXRoIG90aGVyIGNvbnRlbnQSTAoQUkVBU09OX1RPT19MQVJHRRAKGjaSghkyChBpbnZhbGlkX2FyZ3VtZW50Kh50aGUgY29udGVudCBpcyBhYm92ZSB0aGUgbGltaXQSTwoNUkVBU09OX0JFSElORBALGjySghk4CgdhYm9ydGVkGAEqK2FuIGVhcmxpZXIgc2VuZCBvZiB0aGUgc2FtZSBydW4gd2FzIHJlZnVzZWQSbgoSUkVBU09OX1VOQVZBSUxBQkxFEAwaVpKCGVIKC3VuYXZhaWxhYmxlGAEg9AMqPnRoZSBzdG9yZSBvciBhIG5vZGUgaXMgb3V0IG9mIHJlYWNoLCBvciB0aGUgb3V0Y29tZSBpcyB1bmtub3duEisKDFJFQVNPTl9EUkFJThAUGhmSghkVEKAfGAEqDnRoZSBub2RlIHN0b3BzEkoKC1JFQVNPTl9TTE9XEBUaOZKCGTUQoR8YASoudGhlIGNsaWVudCBkaWQgbm90IHJlYWQgd2hhdCB3YXMgd3JpdHRlbiB0byBpdBIrCgtSRUFTT05fSURMRRAWGhqSghkWEKIfGAEqD25vIHNpZ24gb2YgbGlmZRJlCgtSRUFTT05fQlVTWRAXGlSSghlQCgt1bmF2YWlsYWJsZRCjHxgBIJADKjlhIHF1ZXVlIGlzIGZ1bGwgb3IgdG9vIG9sZCwgb3IgdGhlIG5vZGUgYWRtaXRzIG5vYm9keSBub3cSQwoTUkVBU09OX1JBVEVfTElNSVRFRBAYGiqSghkmChJyZXNvdXJjZV9leGhhdXN0ZWQQpB8YASDoByoIdG9vIGZhc3QSbQoUUkVBU09OX1RPS0VOX0VYUElSRUQQGRpTkoIZTwoPdW5hdXRoZW50aWNhdGVkEKUfGAEqN3RoZSB0b2tlbidzIGxpZmUgaXMgb3ZlcjogZ2V0IGEgbmV3IG9uZSwgdGhlbiByZWNvbm5lY3QSQgoNUkVBU09OX1JFU1lOQxAaGi+SghkrEKYfGAEqJHRoZSBzdG9yZSBoYXMgYW5vdGhlciBkYXRhX2Vwb2NoIG5vdxJCCg9SRUFTT05fSU5URVJOQUwQGxotkoIZKQoIaW50ZXJuYWwQpx8YASD0AyoVYSBmYXVsdCBvZiB0aGUgc2VydmVyEjkKE1JFQVNPTl9BVVRIX1RJTUVPVVQQHBogkoIZHBCoHxgBKhVubyBoZWxsbyBjYW1lIGluIHRpbWUSXgoQUkVBU09OX0JBRF9GUkFNRRAoGkiSghlEChBpbnZhbGlkX2FyZ3VtZW50EJQjKi1hIGZyYW1lIGNhbm5vdCBiZSBkZWNvZGVkLCBvciBpcyBvdXQgb2YgcGxhY2USSwoQUkVBU09OX0JBRF9UT0tFThApGjWSghkxCg91bmF1dGhlbnRpY2F0ZWQQlSMqG3RoZSB0b2tlbiBpcyBub3QgdmFsaWQgaGVyZRJJCg1SRUFTT05fS0lDS0VEECoaNpKCGTIKD3VuYXV0aGVudGljYXRlZBCWIyocdGhlIG9wZXJhdG9yIGVuZGVkIHRoZSBsb2dpbhJLCg9SRUFTT05fUkVQTEFDRUQQKxo2koIZMgoPdW5hdXRoZW50aWNhdGVkEJcjKhxhbm90aGVyIGxvZ2luIHRvb2sgdGhlIHBsYWNlElkKFFJFQVNPTl9MT0dJTl9SRUZVU0VEECwaP5KCGTsKEXBlcm1pc3Npb25fZGVuaWVkEJgjKiN0aGUgcGxhY2UgaXMgdGFrZW4gYnkgYW5vdGhlciBsb2dpbhJYCg5SRUFTT05fUkVWT0tFRBAtGkSSghlACg91bmF1dGhlbnRpY2F0ZWQQmSMqKnRoZSBsb2dpbiB3YXMgcmV2b2tlZCBvciB0aGUgdXNlciBkaXNhYmxlZBJTChpSRUFTT05fVU5TVVBQT1JURURfVkVSU0lPThAuGjOSghkvCg11bmltcGxlbWVudGVkEJojKhtubyBwcm90b2NvbCBsZXZlbCBpbiBjb21tb24SVgoRUkVBU09OX1NVUEVSU0VERUQQLxo/koIZOxCbIyo2YSBuZXdlciBzZXNzaW9uIG9mIHRoZSBzYW1lIGxvZ2luIGFuZCBkZXZpY2UgdG9vayBvdmVyQjNaMWdpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vY2xpZW50djE7Y2xpZW50djFiBnByb3RvMw", [file_imd_client_v1_reason]);
+  fileDesc("ChppbWQvY2xpZW50L3YxL2NsaWVudC5wcm90bxINaW1kLmNsaWVudC52MSLJAwoLQ2xpZW50RnJhbWUSCgoCaWQYASABKA0SJQoFaGVsbG8YAiABKAsyFC5pbWQuY2xpZW50LnYxLkhlbGxvSAASIwoEc2VuZBgDIAEoCzITLmltZC5jbGllbnQudjEuU2VuZEgAEikKA2FjaxgEIAEoCzIaLmltZC5jbGllbnQudjEuRGVsaXZlcnlBY2tIABIjCgRyZWFkGAUgASgLMhMuaW1kLmNsaWVudC52MS5SZWFkSAASIwoEc3luYxgGIAEoCzITLmltZC5jbGllbnQudjEuU3luY0gAEikKB2hpc3RvcnkYByABKAsyFi5pbWQuY2xpZW50LnYxLkhpc3RvcnlIABInCgZ0eXBpbmcYCCABKAsyFS5pbWQuY2xpZW50LnYxLlR5cGluZ0gAEjYKDndhdGNoX3ByZXNlbmNlGAkgASgLMhwuaW1kLmNsaWVudC52MS5XYXRjaFByZXNlbmNlSAASNAoNcmVmcmVzaF90b2tlbhgKIAEoCzIbLmltZC5jbGllbnQudjEuUmVmcmVzaFRva2VuSAASIwoEcG9uZxgLIAEoCzITLmltZC5jbGllbnQudjEuUG9uZ0gAQgYKBGtpbmQitgUKC1NlcnZlckZyYW1lEgoKAmlkGAEgASgNEikKB3dlbGNvbWUYAiABKAsyFi5pbWQuY2xpZW50LnYxLldlbGNvbWVIABIqCghzZW5kX2FjaxgDIAEoCzIWLmltZC5jbGllbnQudjEuU2VuZEFja0gAEikKB2RlbGl2ZXIYBCABKAsyFi5pbWQuY2xpZW50LnYxLkRlbGl2ZXJIABIpCgdyZWNlaXB0GAUgASgLMhYuaW1kLmNsaWVudC52MS5SZWNlaXB0SAASMAoLc3luY19yZXN1bHQYBiABKAsyGS5pbWQuY2xpZW50LnYxLlN5bmNSZXN1bHRIABI2Cg5oaXN0b3J5X3Jlc3VsdBgHIAEoCzIcLmltZC5jbGllbnQudjEuSGlzdG9yeVJlc3VsdEgAEicKBnR5cGluZxgIIAEoCzIVLmltZC5jbGllbnQudjEuVHlwaW5nSAASKwoIcHJlc2VuY2UYCSABKAsyFy5pbWQuY2xpZW50LnYxLlByZXNlbmNlSAASNgoOcmVmcmVzaF9yZXN1bHQYCiABKAsyHC5pbWQuY2xpZW50LnYxLlJlZnJlc2hSZXN1bHRIABIjCgRwaW5nGAsgASgLMhMuaW1kLmNsaWVudC52MS5QaW5nSAASIwoEaGVhZBgMIAEoCzITLmltZC5jbGllbnQudjEuSGVhZEgAEiUKBWRyYWluGA0gASgLMhQuaW1kLmNsaWVudC52MS5EcmFpbkgAEiEKA2J5ZRgOIAEoCzISLmltZC5jbGllbnQudjEuQnllSAASJQoFZXJyb3IYDyABKAsyFC5pbWQuY2xpZW50LnYxLkVycm9ySAASMwoMYW5ub3VuY2VtZW50GBAgASgLMhsuaW1kLmNsaWVudC52MS5Bbm5vdW5jZW1lbnRIAEIGCgRraW5kItoBCgVIZWxsbxIPCgd2ZXJzaW9uGAEgASgNEg0KBXRva2VuGAIgASgJEhEKCWRldmljZV9pZBgDIAEoCRINCgVjbGFzcxgEIAEoCRIOCgZjbGllbnQYBSABKAkSDgoGd2luZG93GAYgASgNEhMKC21pbl92ZXJzaW9uGAcgASgNEh0KEGFubm91bmNlbWVudF9zZXEYCiABKANIAIgBARIaChJhbm5vdW5jZW1lbnRfZXBvY2gYCyABKAlCEwoRX2Fubm91bmNlbWVudF9zZXFKBAgIEAlKBAgJEAoiZAoMQW5ub3VuY2VtZW50EgsKA3NlcRgBIAEoAxIMCgR0ZXh0GAIgASgJEhIKCmNyZWF0ZWRfbXMYAyABKAMSEgoKZXhwaXJlc19tcxgEIAEoAxIRCgl3aXRoZHJhd24YBSABKAgigwIKB1dlbGNvbWUSDwoHdmVyc2lvbhgBIAEoDRISCgpzZXNzaW9uX2lkGAIgASgJEg8KB3VzZXJfaWQYAyABKAkSEQoJZGV2aWNlX2lkGAQgASgJEhIKCmRhdGFfZXBvY2gYBSABKAkSFgoOc2VydmVyX3RpbWVfbXMYBiABKAMSFwoPdG9rZW5fZXhwaXJlX21zGAcgASgDEhgKEHBpbmdfaW50ZXJ2YWxfbXMYCCABKA0SFwoPcG9uZ190aW1lb3V0X21zGAkgASgNEiUKBmxpbWl0cxgKIAEoCzIVLmltZC5jbGllbnQudjEuTGltaXRzEhAKCGZlYXR1cmVzGAsgAygJInAKBkxpbWl0cxIUCgxiaW5hcnlfYnl0ZXMYASABKA0SEgoKdGV4dF9ieXRlcxgCIAEoDRIVCg1jb250ZW50X2J5dGVzGAMgASgNEhQKDHBhZ2VfZW50cmllcxgEIAEoDRIPCgdjdXJzb3JzGAUgASgNIh0KDFJlZnJlc2hUb2tlbhINCgV0b2tlbhgBIAEoCSIoCg1SZWZyZXNoUmVzdWx0EhcKD3Rva2VuX2V4cGlyZV9tcxgBIAEoAyIbCgRQaW5nEhMKC2ludGVydmFsX21zGAEgASgNIgYKBFBvbmciSQoFRHJhaW4SGgoScmVjb25uZWN0X2FmdGVyX21zGAEgASgNEhYKDmNsb3NlX2FmdGVyX21zGAIgASgNEgwKBHVybHMYAyADKAkiZQoDQnllEhIKCmNsb3NlX2NvZGUYASABKA0SDgoGcmVhc29uGAIgASgJEhEKCXJlY29ubmVjdBgDIAEoCBIWCg5yZXRyeV9hZnRlcl9tcxgEIAEoDRIPCgdtZXNzYWdlGAUgASgJImEKBUVycm9yEgwKBGNvZGUYASABKAkSDgoGcmVhc29uGAIgASgJEhEKCXJldHJ5YWJsZRgDIAEoCBIWCg5yZXRyeV9hZnRlcl9tcxgEIAEoDRIPCgdtZXNzYWdlGAUgASgJIt0BCgRTZW5kEhkKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCUgAEhEKB3RvX3VzZXIYAiABKAlIABIZChFjbGllbnRfbWVzc2FnZV9pZBgDIAEoCRIOCgZyZXNlbmQYBCABKAgSJgoEa2luZBgFIAEoDjIYLmltZC5jbGllbnQudjEuRW50cnlLaW5kEicKB2NvbnRlbnQYBiABKAsyFi5pbWQuY2xpZW50LnYxLkNvbnRlbnQSEgoKdGFyZ2V0X3NlcRgHIAEoAxIRCglydW5fc3RhcnQYCCABKAhCBAoCdG8i6AEKB1NlbmRBY2sSGQoRY2xpZW50X21lc3NhZ2VfaWQYASABKAkSIgoGc3RhdHVzGAIgASgOMhIuaW1kLmNsaWVudC52MS5BY2sSFwoPY29udmVyc2F0aW9uX2lkGAMgASgJEhYKCm1lc3NhZ2VfaWQYBCABKANCAjABEgsKA3NlcRgFIAEoAxIQCghwcmV2X3NlcRgGIAEoAxIWCg5zZXJ2ZXJfdGltZV9tcxgHIAEoAxIRCglkdXBsaWNhdGUYCCABKAgSIwoFZXJyb3IYCSABKAsyFC5pbWQuY2xpZW50LnYxLkVycm9yIiwKBFJlYWQSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEgsKA3NlcRgCIAEoAyKIAwoFRW50cnkSCwoDc2VxGAEgASgDEhAKCHByZXZfc2VxGAIgASgDEiYKBGtpbmQYAyABKA4yGC5pbWQuY2xpZW50LnYxLkVudHJ5S2luZBIWCgptZXNzYWdlX2lkGAQgASgDQgIwARIZChFjbGllbnRfbWVzc2FnZV9pZBgFIAEoCRIOCgZzZW5kZXIYBiABKAkSFgoOc2VydmVyX3RpbWVfbXMYByABKAMSJwoHY29udGVudBgIIAEoCzIWLmltZC5jbGllbnQudjEuQ29udGVudBISCgp0YXJnZXRfc2VxGAkgASgDEhEKCWNvdW50YWJsZRgKIAEoCBITCgtjaGFuZ2VkX3NlcRgLIAEoAxIyCg1tZW1iZXJfY2hhbmdlGAwgASgLMhsuaW1kLmNsaWVudC52MS5NZW1iZXJDaGFuZ2USPgoTY29udmVyc2F0aW9uX2NoYW5nZRgNIAEoCzIhLmltZC5jbGllbnQudjEuQ29udmVyc2F0aW9uQ2hhbmdlSgQIDhAUIrUBCgdDb250ZW50EgwKBHR5cGUYASABKAkSDgoEdGV4dBgCIAEoCUgAEg4KBGRhdGEYAyABKAxIABI6CgphdHRyaWJ1dGVzGAQgAygLMiYuaW1kLmNsaWVudC52MS5Db250ZW50LkF0dHJpYnV0ZXNFbnRyeRoxCg9BdHRyaWJ1dGVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIHCgV2YWx1ZUoECAUQCiJ/CgxNZW1iZXJDaGFuZ2USKwoGYWN0aW9uGAEgASgOMhsuaW1kLmNsaWVudC52MS5NZW1iZXJBY3Rpb24SEAoIdXNlcl9pZHMYAiADKAkSIQoEcm9sZRgDIAEoDjITLmltZC5jbGllbnQudjEuUm9sZRINCgVzdGFydBgEIAEoAyJQChJDb252ZXJzYXRpb25DaGFuZ2USEQoEbmFtZRgBIAEoCUgAiAEBEhMKBmNsb3NlZBgCIAEoCEgBiAEBQgcKBV9uYW1lQgkKB19jbG9zZWQiSQoHRGVsaXZlchIXCg9jb252ZXJzYXRpb25faWQYASABKAkSJQoHZW50cmllcxgCIAMoCzIULmltZC5jbGllbnQudjEuRW50cnkiNgoLRGVsaXZlcnlBY2sSJwoGcmFuZ2VzGAEgAygLMhcuaW1kLmNsaWVudC52MS5BY2tSYW5nZSJDCghBY2tSYW5nZRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEQoJYWZ0ZXJfc2VxGAIgASgDEgsKA3NlcRgDIAEoAyKIAQoHUmVjZWlwdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSDwoHdXNlcl9pZBgCIAEoCRIVCg1kZWxpdmVyZWRfc2VxGAMgASgDEhAKCHJlYWRfc2VxGAQgASgDEhkKDHVucmVhZF9jb3VudBgFIAEoDUgAiAEBQg8KDV91bnJlYWRfY291bnQiLwoGQ3Vyc29yEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIMCgRoYXZlGAIgASgDIlYKBFN5bmMSEgoKc3luY190b2tlbhgBIAEoCRImCgdjdXJzb3JzGAIgAygLMhUuaW1kLmNsaWVudC52MS5DdXJzb3ISEgoKcGFnZV9saW1pdBgDIAEoBSKZAQoKU3luY1Jlc3VsdBI3Cg1jb252ZXJzYXRpb25zGAEgAygLMiAuaW1kLmNsaWVudC52MS5Db252ZXJzYXRpb25TdGF0ZRISCgpzeW5jX3Rva2VuGAIgASgJEgwKBG1vcmUYAyABKAgSEgoKZGF0YV9lcG9jaBgEIAEoCRIMCgRmdWxsGAUgASgIEg4KBmRpZ2VzdBgGIAEoBiKFAwoRQ29udmVyc2F0aW9uU3RhdGUSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEi0KBGtpbmQYAiABKA4yHy5pbWQuY2xpZW50LnYxLkNvbnZlcnNhdGlvbktpbmQSDAoEbmFtZRgDIAEoCRIPCgdwZWVyX2lkGAQgASgJEiEKBHJvbGUYBSABKA4yEy5pbWQuY2xpZW50LnYxLlJvbGUSDQoFc3RhcnQYBiABKAMSEAoIaGVhZF9zZXEYByABKAMSEAoIcmVhZF9zZXEYCCABKAMSFAoMdW5yZWFkX2NvdW50GAkgASgNEioKDGxhc3RfbWVzc2FnZRgKIAEoCzIULmltZC5jbGllbnQudjEuRW50cnkSKAoIcmVjZWlwdHMYCyADKAsyFi5pbWQuY2xpZW50LnYxLlJlY2VpcHQSIQoEcGFnZRgMIAEoCzITLmltZC5jbGllbnQudjEuUGFnZRIOCgZjbG9zZWQYDSABKAgSFAoMbWVtYmVyX2NvdW50GA4gASgNImoKB0hpc3RvcnkSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEhEKCWFmdGVyX3NlcRgCIAEoAxISCgpiZWZvcmVfc2VxGAMgASgDEg0KBWxpbWl0GAQgASgFEhAKCGJhY2t3YXJkGAUgASgIIksKDUhpc3RvcnlSZXN1bHQSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEiEKBHBhZ2UYAiABKAsyEy5pbWQuY2xpZW50LnYxLlBhZ2UiZgoEUGFnZRIlCgdlbnRyaWVzGAEgAygLMhQuaW1kLmNsaWVudC52MS5FbnRyeRIVCg1jb21wbGV0ZV9mcm9tGAIgASgDEhMKC2NvbXBsZXRlX3RvGAMgASgDEgsKA2VuZBgEIAEoCCIsCgRIZWFkEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRILCgNzZXEYAiABKAMiMgoGVHlwaW5nEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIPCgd1c2VyX2lkGAIgASgJIjsKDVdhdGNoUHJlc2VuY2USEAoIdXNlcl9pZHMYASADKAkSGAoQY29udmVyc2F0aW9uX2lkcxgCIAMoCSI2CghQcmVzZW5jZRIqCgV1c2VycxgBIAMoCzIbLmltZC5jbGllbnQudjEuVXNlclByZXNlbmNlIlYKDFVzZXJQcmVzZW5jZRIPCgd1c2VyX2lkGAEgASgJEg4KBm9ubGluZRgCIAEoCBIUCgxsYXN0X3NlZW5fbXMYAyABKAMSDwoHY2xhc3NlcxgEIAMoCSpDCgNBY2sSEwoPQUNLX1VOU1BFQ0lGSUVEEAASCgoGQUNLX09LEAESDQoJQUNLX1JFVFJZEAISDAoIQUNLX0ZBSUwQAyrjAQoJRW50cnlLaW5kEhoKFkVOVFJZX0tJTkRfVU5TUEVDSUZJRUQQABIWChJFTlRSWV9LSU5EX01FU1NBR0UQARIcChhFTlRSWV9LSU5EX01FTUJFUl9DSEFOR0UQAhIiCh5FTlRSWV9LSU5EX0NPTlZFUlNBVElPTl9DSEFOR0UQAxITCg9FTlRSWV9LSU5EX0VESVQQBBIVChFFTlRSWV9LSU5EX1JFQ0FMTBAFEhcKE0VOVFJZX0tJTkRfUkVBQ1RJT04QBhIbChdFTlRSWV9LSU5EX0FOTk9VTkNFTUVOVBAHKo4BChBDb252ZXJzYXRpb25LaW5kEiEKHUNPTlZFUlNBVElPTl9LSU5EX1VOU1BFQ0lGSUVEEAASHAoYQ09OVkVSU0FUSU9OX0tJTkRfRElSRUNUEAESGwoXQ09OVkVSU0FUSU9OX0tJTkRfR1JPVVAQAhIcChhDT05WRVJTQVRJT05fS0lORF9TWVNURU0QAypNCgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIPCgtST0xFX01FTUJFUhABEg4KClJPTEVfQURNSU4QAhIOCgpST0xFX09XTkVSEAMqkQEKDE1lbWJlckFjdGlvbhIdChlNRU1CRVJfQUNUSU9OX1VOU1BFQ0lGSUVEEAASFwoTTUVNQkVSX0FDVElPTl9BRERFRBABEhkKFU1FTUJFUl9BQ1RJT05fUkVNT1ZFRBACEhYKEk1FTUJFUl9BQ1RJT05fTEVGVBADEhYKEk1FTUJFUl9BQ1RJT05fUk9MRRAEKvQTCgZSZWFzb24SFgoSUkVBU09OX1VOU1BFQ0lGSUVEEAASXQoSUkVBU09OX0JBRF9SRVFVRVNUEAEaRZKCGUEKEGludmFsaWRfYXJndW1lbnQqLWEgZmllbGQgaXMgbWlzc2luZywgbWFsZm9ybWVkIG9yIG91dCBvZiByYW5nZRKGAQoRUkVBU09OX0lOVkFMSURfSUQQAhpvkoIZawoQaW52YWxpZF9hcmd1bWVudCpXYW4gaWQgaXMgZW1wdHksIGxvbmdlciB0aGFuIDY0IGJ5dGVzIG9yIGhhcyBvdGhlciBjaGFyYWN0ZXJzIHRoYW4gQS1aIGEteiAwLTkgLiBfIC0gQCArEloKE1JFQVNPTl9VTktOT1dOX0tJTkQQAxpBkoIZPQoNdW5pbXBsZW1lbnRlZCosdGhlIGZyYW1lIGhhcyBubyBraW5kIHRoYXQgdGhpcyBzZXJ2ZXIga25vd3MSaAoSUkVBU09OX1VOU1VQUE9SVEVEEAQaUJKCGUwKDXVuaW1wbGVtZW50ZWQqO2EgbGF0ZXIgcGFydCBvZiB0aGUgcHJvdG9jb2wgdGhhdCB0aGlzIHNlcnZlciBkb2VzIG5vdCBoYXZlEmcKEVJFQVNPTl9OT1RfTUVNQkVSEAUaUJKCGUwKEXBlcm1pc3Npb25fZGVuaWVkKjd0aGVyZSBpcyBubyBzdWNoIGNvbnZlcnNhdGlvbiwgb3IgdGhlIHVzZXIgaXMgbm90IGluIGl0ElwKEFJFQVNPTl9GT1JCSURERU4QBhpGkoIZQgoRcGVybWlzc2lvbl9kZW5pZWQqLXRoZSByb2xlLCBhIGJsb2NrIG9yIGEgbXV0ZSBkb2VzIG5vdCBhbGxvdyBpdBJZChpSRUFTT05fQ09OVkVSU0FUSU9OX0NMT1NFRBAHGjmSghk1ChNmYWlsZWRfcHJlY29uZGl0aW9uKh50aGUgY29udmVyc2F0aW9uIHdhcyBkaXNzb2x2ZWQSYgoQUkVBU09OX05PVF9GT1VORBAIGkySghlICglub3RfZm91bmQqO3RoZSB0YXJnZXQgbWVzc2FnZSBvciB1c2VyIGRvZXMgbm90IGV4aXN0IG9yIGlzIG5vdCB2aXNpYmxlEmQKEFJFQVNPTl9JRF9SRVVTRUQQCRpOkoIZSgoOYWxyZWFkeV9leGlzdHMqOHRoZSBjbGllbnQgbWVzc2FnZSBpZCB3YXMgdXNlZCBiZWZvcmUgd2l0aCBvdGhlciBjb250ZW50EkwKEFJFQVNPTl9UT09fTEFSR0UQCho2koIZMgoQaW52YWxpZF9hcmd1bWVudCoedGhlIGNvbnRlbnQgaXMgYWJvdmUgdGhlIGxpbWl0Ek8KDVJFQVNPTl9CRUhJTkQQCxo8koIZOAoHYWJvcnRlZBgBKithbiBlYXJsaWVyIHNlbmQgb2YgdGhlIHNhbWUgcnVuIHdhcyByZWZ1c2VkEm4KElJFQVNPTl9VTkFWQUlMQUJMRRAMGlaSghlSCgt1bmF2YWlsYWJsZRgBIPQDKj50aGUgc3RvcmUgb3IgYSBub2RlIGlzIG91dCBvZiByZWFjaCwgb3IgdGhlIG91dGNvbWUgaXMgdW5rbm93bhIrCgxSRUFTT05fRFJBSU4QFBoZkoIZFRCgHxgBKg50aGUgbm9kZSBzdG9wcxJKCgtSRUFTT05fU0xPVxAVGjmSghk1EKEfGAEqLnRoZSBjbGllbnQgZGlkIG5vdCByZWFkIHdoYXQgd2FzIHdyaXR0ZW4gdG8gaXQSKwoLUkVBU09OX0lETEUQFhoakoIZFhCiHxgBKg9ubyBzaWduIG9mIGxpZmUSZQoLUkVBU09OX0JVU1kQFxpUkoIZUAoLdW5hdmFpbGFibGUQox8YASCQAyo5YSBxdWV1ZSBpcyBmdWxsIG9yIHRvbyBvbGQsIG9yIHRoZSBub2RlIGFkbWl0cyBub2JvZHkgbm93EkMKE1JFQVNPTl9SQVRFX0xJTUlURUQQGBoqkoIZJgoScmVzb3VyY2VfZXhoYXVzdGVkEKQfGAEg6AcqCHRvbyBmYXN0Em0KFFJFQVNPTl9UT0tFTl9FWFBJUkVEEBkaU5KCGU8KD3VuYXV0aGVudGljYXRlZBClHxgBKjd0aGUgdG9rZW4ncyBsaWZlIGlzIG92ZXI6IGdldCBhIG5ldyBvbmUsIHRoZW4gcmVjb25uZWN0EkIKDVJFQVNPTl9SRVNZTkMQGhovkoIZKxCmHxgBKiR0aGUgc3RvcmUgaGFzIGFub3RoZXIgZGF0YV9lcG9jaCBub3cSQgoPUkVBU09OX0lOVEVSTkFMEBsaLZKCGSkKCGludGVybmFsEKcfGAEg9AMqFWEgZmF1bHQgb2YgdGhlIHNlcnZlchI5ChNSRUFTT05fQVVUSF9USU1FT1VUEBwaIJKCGRwQqB8YASoVbm8gaGVsbG8gY2FtZSBpbiB0aW1lEl4KEFJFQVNPTl9CQURfRlJBTUUQKBpIkoIZRAoQaW52YWxpZF9hcmd1bWVudBCUIyotYSBmcmFtZSBjYW5ub3QgYmUgZGVjb2RlZCwgb3IgaXMgb3V0IG9mIHBsYWNlEksKEFJFQVNPTl9CQURfVE9LRU4QKRo1koIZMQoPdW5hdXRoZW50aWNhdGVkEJUjKht0aGUgdG9rZW4gaXMgbm90IHZhbGlkIGhlcmUSSQoNUkVBU09OX0tJQ0tFRBAqGjaSghkyCg91bmF1dGhlbnRpY2F0ZWQQliMqHHRoZSBvcGVyYXRvciBlbmRlZCB0aGUgbG9naW4SSwoPUkVBU09OX1JFUExBQ0VEECsaNpKCGTIKD3VuYXV0aGVudGljYXRlZBCXIyocYW5vdGhlciBsb2dpbiB0b29rIHRoZSBwbGFjZRJZChRSRUFTT05fTE9HSU5fUkVGVVNFRBAsGj+Sghk7ChFwZXJtaXNzaW9uX2RlbmllZBCYIyojdGhlIHBsYWNlIGlzIHRha2VuIGJ5IGFub3RoZXIgbG9naW4SWAoOUkVBU09OX1JFVk9LRUQQLRpEkoIZQAoPdW5hdXRoZW50aWNhdGVkEJkjKip0aGUgbG9naW4gd2FzIHJldm9rZWQgb3IgdGhlIHVzZXIgZGlzYWJsZWQSUwoaUkVBU09OX1VOU1VQUE9SVEVEX1ZFUlNJT04QLhozkoIZLwoNdW5pbXBsZW1lbnRlZBCaIyobbm8gcHJvdG9jb2wgbGV2ZWwgaW4gY29tbW9uElYKEVJFQVNPTl9TVVBFUlNFREVEEC8aP5KCGTsQmyMqNmEgbmV3ZXIgc2Vzc2lvbiBvZiB0aGUgc2FtZSBsb2dpbiBhbmQgZGV2aWNlIHRvb2sgb3ZlckIzWjFnaXRodWIuY29tL2ltZGhxL2ltZC9zZGsvZ28vZ2VuL2NsaWVudHYxO2NsaWVudHYxYgZwcm90bzM", [file_imd_client_v1_reason]);
 
 /**
  * ClientFrame is one frame from a device to the server.
@@ -204,6 +204,12 @@ export type ServerFrame = Message<"imd.client.v1.ServerFrame"> & {
      */
     value: Error;
     case: "error";
+  } | {
+    /**
+     * @generated from field: imd.client.v1.Announcement announcement = 16;
+     */
+    value: Announcement;
+    case: "announcement";
   } | { case: undefined; value?: undefined };
 };
 
@@ -268,6 +274,21 @@ export type Hello = Message<"imd.client.v1.Hello"> & {
    * @generated from field: uint32 min_version = 7;
    */
   minVersion: number;
+
+  /**
+   * The client wants announcements above this number, the highest that it has
+   * shown; absent = it wants none.
+   *
+   * @generated from field: optional int64 announcement_seq = 10;
+   */
+  announcementSeq?: bigint | undefined;
+
+  /**
+   * The data_epoch in which it was shown; another one than now counts as 0.
+   *
+   * @generated from field: string announcement_epoch = 11;
+   */
+  announcementEpoch: string;
 };
 
 /**
@@ -276,6 +297,52 @@ export type Hello = Message<"imd.client.v1.Hello"> & {
  */
 export const HelloSchema: GenMessage<Hello> = /*@__PURE__*/
   messageDesc(file_imd_client_v1_client, 2);
+
+/**
+ * Announcement is what the operator tells everybody. It belongs to no
+ * conversation and wants no ack.
+ *
+ * @generated from message imd.client.v1.Announcement
+ */
+export type Announcement = Message<"imd.client.v1.Announcement"> & {
+  /**
+   * From one sequence for the whole site.
+   *
+   * @generated from field: int64 seq = 1;
+   */
+  seq: bigint;
+
+  /**
+   * @generated from field: string text = 2;
+   */
+  text: string;
+
+  /**
+   * @generated from field: int64 created_ms = 3;
+   */
+  createdMs: bigint;
+
+  /**
+   * Not to be shown from then on.
+   *
+   * @generated from field: int64 expires_ms = 4;
+   */
+  expiresMs: bigint;
+
+  /**
+   * It was taken back: stop showing it. There is no text then.
+   *
+   * @generated from field: bool withdrawn = 5;
+   */
+  withdrawn: boolean;
+};
+
+/**
+ * Describes the message imd.client.v1.Announcement.
+ * Use `create(AnnouncementSchema)` to create a new message.
+ */
+export const AnnouncementSchema: GenMessage<Announcement> = /*@__PURE__*/
+  messageDesc(file_imd_client_v1_client, 3);
 
 /**
  * Welcome says that the session stands and is registered for live delivery.
@@ -352,7 +419,7 @@ export type Welcome = Message<"imd.client.v1.Welcome"> & {
  * Use `create(WelcomeSchema)` to create a new message.
  */
 export const WelcomeSchema: GenMessage<Welcome> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 3);
+  messageDesc(file_imd_client_v1_client, 4);
 
 /**
  * Limits that differ from the documented ones; 0 = as documented.
@@ -391,7 +458,7 @@ export type Limits = Message<"imd.client.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 4);
+  messageDesc(file_imd_client_v1_client, 5);
 
 /**
  * RefreshToken replaces the token of a live session.
@@ -410,7 +477,7 @@ export type RefreshToken = Message<"imd.client.v1.RefreshToken"> & {
  * Use `create(RefreshTokenSchema)` to create a new message.
  */
 export const RefreshTokenSchema: GenMessage<RefreshToken> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 5);
+  messageDesc(file_imd_client_v1_client, 6);
 
 /**
  * RefreshResult answers RefreshToken.
@@ -429,7 +496,7 @@ export type RefreshResult = Message<"imd.client.v1.RefreshResult"> & {
  * Use `create(RefreshResultSchema)` to create a new message.
  */
 export const RefreshResultSchema: GenMessage<RefreshResult> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 6);
+  messageDesc(file_imd_client_v1_client, 7);
 
 /**
  * Ping asks for a Pong.
@@ -450,7 +517,7 @@ export type Ping = Message<"imd.client.v1.Ping"> & {
  * Use `create(PingSchema)` to create a new message.
  */
 export const PingSchema: GenMessage<Ping> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 7);
+  messageDesc(file_imd_client_v1_client, 8);
 
 /**
  * Pong answers a Ping.
@@ -465,7 +532,7 @@ export type Pong = Message<"imd.client.v1.Pong"> & {
  * Use `create(PongSchema)` to create a new message.
  */
 export const PongSchema: GenMessage<Pong> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 8);
+  messageDesc(file_imd_client_v1_client, 9);
 
 /**
  * Drain asks the client to move to another connection.
@@ -496,7 +563,7 @@ export type Drain = Message<"imd.client.v1.Drain"> & {
  * Use `create(DrainSchema)` to create a new message.
  */
 export const DrainSchema: GenMessage<Drain> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 9);
+  messageDesc(file_imd_client_v1_client, 10);
 
 /**
  * Bye is the last frame before a close.
@@ -537,7 +604,7 @@ export type Bye = Message<"imd.client.v1.Bye"> & {
  * Use `create(ByeSchema)` to create a new message.
  */
 export const ByeSchema: GenMessage<Bye> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 10);
+  messageDesc(file_imd_client_v1_client, 11);
 
 /**
  * Error is a failed request or a refused send.
@@ -580,7 +647,7 @@ export type Error = Message<"imd.client.v1.Error"> & {
  * Use `create(ErrorSchema)` to create a new message.
  */
 export const ErrorSchema: GenMessage<Error> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 11);
+  messageDesc(file_imd_client_v1_client, 12);
 
 /**
  * Send asks to store an entry.
@@ -653,7 +720,7 @@ export type Send = Message<"imd.client.v1.Send"> & {
  * Use `create(SendSchema)` to create a new message.
  */
 export const SendSchema: GenMessage<Send> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 12);
+  messageDesc(file_imd_client_v1_client, 13);
 
 /**
  * SendAck answers Send. Fields 3 to 8 come with ACK_OK.
@@ -716,7 +783,7 @@ export type SendAck = Message<"imd.client.v1.SendAck"> & {
  * Use `create(SendAckSchema)` to create a new message.
  */
 export const SendAckSchema: GenMessage<SendAck> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 13);
+  messageDesc(file_imd_client_v1_client, 14);
 
 /**
  * Read moves the user's read position up.
@@ -740,7 +807,7 @@ export type Read = Message<"imd.client.v1.Read"> & {
  * Use `create(ReadSchema)` to create a new message.
  */
 export const ReadSchema: GenMessage<Read> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 14);
+  messageDesc(file_imd_client_v1_client, 15);
 
 /**
  * Entry is one line of a conversation's log.
@@ -833,7 +900,7 @@ export type Entry = Message<"imd.client.v1.Entry"> & {
  * Use `create(EntrySchema)` to create a new message.
  */
 export const EntrySchema: GenMessage<Entry> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 15);
+  messageDesc(file_imd_client_v1_client, 16);
 
 /**
  * Content is what people wrote.
@@ -876,7 +943,7 @@ export type Content = Message<"imd.client.v1.Content"> & {
  * Use `create(ContentSchema)` to create a new message.
  */
 export const ContentSchema: GenMessage<Content> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 16);
+  messageDesc(file_imd_client_v1_client, 17);
 
 /**
  * MemberChange is what happened to members.
@@ -912,7 +979,7 @@ export type MemberChange = Message<"imd.client.v1.MemberChange"> & {
  * Use `create(MemberChangeSchema)` to create a new message.
  */
 export const MemberChangeSchema: GenMessage<MemberChange> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 17);
+  messageDesc(file_imd_client_v1_client, 18);
 
 /**
  * ConversationChange is what happened to the conversation: what is present changed.
@@ -936,7 +1003,7 @@ export type ConversationChange = Message<"imd.client.v1.ConversationChange"> & {
  * Use `create(ConversationChangeSchema)` to create a new message.
  */
 export const ConversationChangeSchema: GenMessage<ConversationChange> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 18);
+  messageDesc(file_imd_client_v1_client, 19);
 
 /**
  * Deliver brings new entries, rising in seq.
@@ -960,7 +1027,7 @@ export type Deliver = Message<"imd.client.v1.Deliver"> & {
  * Use `create(DeliverSchema)` to create a new message.
  */
 export const DeliverSchema: GenMessage<Deliver> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 19);
+  messageDesc(file_imd_client_v1_client, 20);
 
 /**
  * DeliveryAck says what this device holds; one frame for all conversations.
@@ -979,7 +1046,7 @@ export type DeliveryAck = Message<"imd.client.v1.DeliveryAck"> & {
  * Use `create(DeliveryAckSchema)` to create a new message.
  */
 export const DeliveryAckSchema: GenMessage<DeliveryAck> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 20);
+  messageDesc(file_imd_client_v1_client, 21);
 
 /**
  * AckRange says that this device holds all of (after_seq, seq].
@@ -1008,7 +1075,7 @@ export type AckRange = Message<"imd.client.v1.AckRange"> & {
  * Use `create(AckRangeSchema)` to create a new message.
  */
 export const AckRangeSchema: GenMessage<AckRange> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 21);
+  messageDesc(file_imd_client_v1_client, 22);
 
 /**
  * Receipt tells how far a member has received and read.
@@ -1049,7 +1116,7 @@ export type Receipt = Message<"imd.client.v1.Receipt"> & {
  * Use `create(ReceiptSchema)` to create a new message.
  */
 export const ReceiptSchema: GenMessage<Receipt> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 22);
+  messageDesc(file_imd_client_v1_client, 23);
 
 /**
  * Cursor is how far a device has everything of a conversation.
@@ -1073,7 +1140,7 @@ export type Cursor = Message<"imd.client.v1.Cursor"> & {
  * Use `create(CursorSchema)` to create a new message.
  */
 export const CursorSchema: GenMessage<Cursor> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 23);
+  messageDesc(file_imd_client_v1_client, 24);
 
 /**
  * Sync asks which conversations changed.
@@ -1106,7 +1173,7 @@ export type Sync = Message<"imd.client.v1.Sync"> & {
  * Use `create(SyncSchema)` to create a new message.
  */
 export const SyncSchema: GenMessage<Sync> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 24);
+  messageDesc(file_imd_client_v1_client, 25);
 
 /**
  * SyncResult is one page of the answer to Sync.
@@ -1158,7 +1225,7 @@ export type SyncResult = Message<"imd.client.v1.SyncResult"> & {
  * Use `create(SyncResultSchema)` to create a new message.
  */
 export const SyncResultSchema: GenMessage<SyncResult> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 25);
+  messageDesc(file_imd_client_v1_client, 26);
 
 /**
  * ConversationState is what a member needs to list a conversation.
@@ -1256,7 +1323,7 @@ export type ConversationState = Message<"imd.client.v1.ConversationState"> & {
  * Use `create(ConversationStateSchema)` to create a new message.
  */
 export const ConversationStateSchema: GenMessage<ConversationState> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 26);
+  messageDesc(file_imd_client_v1_client, 27);
 
 /**
  * History asks for entries between after_seq and before_seq, both excluded.
@@ -1299,7 +1366,7 @@ export type History = Message<"imd.client.v1.History"> & {
  * Use `create(HistorySchema)` to create a new message.
  */
 export const HistorySchema: GenMessage<History> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 27);
+  messageDesc(file_imd_client_v1_client, 28);
 
 /**
  * HistoryResult answers History.
@@ -1323,7 +1390,7 @@ export type HistoryResult = Message<"imd.client.v1.HistoryResult"> & {
  * Use `create(HistoryResultSchema)` to create a new message.
  */
 export const HistoryResultSchema: GenMessage<HistoryResult> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 28);
+  messageDesc(file_imd_client_v1_client, 29);
 
 /**
  * Page holds all the reader may see in complete_from..complete_to; the range
@@ -1362,7 +1429,7 @@ export type Page = Message<"imd.client.v1.Page"> & {
  * Use `create(PageSchema)` to create a new message.
  */
 export const PageSchema: GenMessage<Page> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 29);
+  messageDesc(file_imd_client_v1_client, 30);
 
 /**
  * Head says that the log has entries up to seq.
@@ -1386,7 +1453,7 @@ export type Head = Message<"imd.client.v1.Head"> & {
  * Use `create(HeadSchema)` to create a new message.
  */
 export const HeadSchema: GenMessage<Head> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 30);
+  messageDesc(file_imd_client_v1_client, 31);
 
 /**
  * Typing says that somebody writes; not stored.
@@ -1412,7 +1479,7 @@ export type Typing = Message<"imd.client.v1.Typing"> & {
  * Use `create(TypingSchema)` to create a new message.
  */
 export const TypingSchema: GenMessage<Typing> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 31);
+  messageDesc(file_imd_client_v1_client, 32);
 
 /**
  * WatchPresence replaces the list of watched users: these, and the members of
@@ -1437,7 +1504,7 @@ export type WatchPresence = Message<"imd.client.v1.WatchPresence"> & {
  * Use `create(WatchPresenceSchema)` to create a new message.
  */
 export const WatchPresenceSchema: GenMessage<WatchPresence> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 32);
+  messageDesc(file_imd_client_v1_client, 33);
 
 /**
  * Presence tells who is online; newest wins.
@@ -1456,7 +1523,7 @@ export type Presence = Message<"imd.client.v1.Presence"> & {
  * Use `create(PresenceSchema)` to create a new message.
  */
 export const PresenceSchema: GenMessage<Presence> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 33);
+  messageDesc(file_imd_client_v1_client, 34);
 
 /**
  * UserPresence is the presence of one user.
@@ -1494,7 +1561,7 @@ export type UserPresence = Message<"imd.client.v1.UserPresence"> & {
  * Use `create(UserPresenceSchema)` to create a new message.
  */
 export const UserPresenceSchema: GenMessage<UserPresence> = /*@__PURE__*/
-  messageDesc(file_imd_client_v1_client, 34);
+  messageDesc(file_imd_client_v1_client, 35);
 
 /**
  * Ack is the outcome of a send.

@@ -1,0 +1,131 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+const (
+	// announceEvery is how often is looked for announcements and new gateways.
+	announceEvery = 500 * time.Millisecond
+	// announceLimit bounds the call of one gateway, and announceCalls how many are
+	// called at once.
+	announceLimit = time.Second
+	announceCalls = 16
+	// announcementKept is how long announcements that ended stay in the list.
+	announcementKept = 30 * 24 * time.Hour
+)
+
+// proclaimer hands announcements to gateways during one term.
+type proclaimer struct {
+	*Scheduler
+	version int64 // of list
+	known   bool
+	epoch   string
+	list    []*clientv1.Announcement
+	held    map[store.Home]int64 // the version that each gateway has from this leader
+}
+
+// announces are the rounds of one term that hand out announcements.
+func (s *Scheduler) announces() round {
+	p := &proclaimer{Scheduler: s, held: map[store.Home]int64{}}
+	return p.round
+}
+
+// round hands what is in force to the gateways that have another version, or have
+// it not from this leader. A gateway that refuses says that another node leads.
+func (p *proclaimer) round(ctx context.Context, t control.Term) error {
+	if p.Gateway == nil {
+		return nil
+	}
+	if err := p.read(ctx); err != nil {
+		return err
+	}
+	var behind []store.Home
+	held := map[store.Home]int64{}
+	for _, n := range p.View().Nodes {
+		if !n.Has("gateway") {
+			continue
+		}
+		h := store.Home{Node: n.ID, Boot: n.BootID}
+		if v, ok := p.held[h]; ok && v == p.version {
+			held[h] = v
+		} else {
+			behind = append(behind, h)
+		}
+	}
+	p.held = held
+	if len(behind) == 0 {
+		return nil
+	}
+	failpoint.Hit(failpoint.BeforeEffect)
+	return p.proclaim(ctx, t, behind)
+}
+
+// read takes in what is in force, if it has changed.
+func (p *proclaimer) read(ctx context.Context) error {
+	st, err := p.Store()
+	if err != nil {
+		return err
+	}
+	version, err := st.AnnouncementVersion(ctx)
+	if err != nil || p.known && version == p.version && p.epoch == st.DataEpoch() {
+		return err
+	}
+	list, err := st.Announcements(ctx, time.Now())
+	if err != nil {
+		return err
+	}
+	p.list = nil
+	for _, a := range list {
+		p.list = append(p.list, &clientv1.Announcement{Seq: a.Seq, Text: a.Text, CreatedMs: a.Created.UnixMilli(), ExpiresMs: a.Expires.UnixMilli()})
+	}
+	// What changed between the two questions is in the list and told once more.
+	p.version, p.epoch, p.known = version, st.DataEpoch(), true
+	clear(p.held)
+	return nil
+}
+
+// proclaim tells gateways, and notes which have taken it in. One that does not
+// answer is told in the next round.
+func (p *proclaimer) proclaim(ctx context.Context, t control.Term, homes []store.Home) error {
+	proof := t.Proof()
+	gate := make(chan struct{}, announceCalls)
+	var wg sync.WaitGroup
+	var mu sync.Mutex // of held and refused
+	var refused error
+	for _, h := range homes {
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			ctx, cancel := context.WithTimeout(ctx, announceLimit)
+			defer cancel()
+			res, err := p.Gateway(h.Node).Proclaim(ctx, &v1.ProclaimRequest{
+				Leader: &v1.LeaderProof{Election: proof.Name, Token: proof.Token}, Version: p.version, Announcements: p.list, DataEpoch: p.epoch,
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case im.ReasonOf(err) == clientv1.Reason_REASON_FORBIDDEN:
+				refused = fmt.Errorf("%w: %w", store.ErrFenced, err)
+			case err != nil:
+				p.Log.Debug("a gateway takes no announcements; it is told again", obs.Peer(string(h.Node)), obs.Err(err))
+			case res.BootId == h.Boot:
+				p.held[h] = p.version
+				p.announced.Inc()
+			}
+		})
+	}
+	wg.Wait()
+	return refused
+}

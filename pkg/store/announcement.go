@@ -1,0 +1,48 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/imdhq/imd/pkg/im"
+)
+
+// MaxAnnouncements is the most announcements that may be in force at once, and the
+// most that Announcements returns.
+const MaxAnnouncements = 100
+
+// Announcements keeps what the operator tells everybody. Each has a number from
+// one sequence for the whole site: those with a higher number were stored later.
+type Announcements interface {
+	// PutAnnouncement stores an announcement under the next number, which it sets.
+	// The same RequestID again returns the first one, with true. Errors: id_reused
+	// (the request id stands for another text); rate_limited (MaxAnnouncements are
+	// in force); ErrUnknownOutcome: run it again.
+	PutAnnouncement(ctx context.Context, a Announcement) (Announcement, bool, error)
+	// WithdrawAnnouncement ends an announcement at a time, if it has not ended
+	// before, and returns it. Errors: ErrNotFound, ErrUnknownOutcome: run it again.
+	WithdrawAnnouncement(ctx context.Context, seq int64, at time.Time) (Announcement, error)
+	// Announcements lists those in force at a time, in order; or, with a zero time,
+	// the newest ones, also those that have ended.
+	Announcements(ctx context.Context, at time.Time) ([]Announcement, error)
+	// AnnouncementVersion rises with each change.
+	AnnouncementVersion(ctx context.Context) (int64, error)
+	// TrimAnnouncements removes announcements that ended before a time, and returns
+	// how many. Errors: ErrFenced if the proof does not hold in the same transaction.
+	TrimAnnouncements(ctx context.Context, p Proof, before time.Time) (int, error)
+}
+
+// Announcement is what everybody is told. Times are whole milliseconds.
+type Announcement struct {
+	Seq       int64 // set by the store; 1 is the first
+	RequestID im.ClientMessageID
+	Text      string
+	Created   time.Time
+	Expires   time.Time // it is shown to nobody from then on
+	Withdrawn time.Time // the same, as somebody ended it; zero = nobody has
+}
+
+// InForce reports whether the announcement is to be shown at a time.
+func (a *Announcement) InForce(at time.Time) bool {
+	return a.Withdrawn.IsZero() && at.Before(a.Expires)
+}
