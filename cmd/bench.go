@@ -93,7 +93,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	if !in("hot", "slow") {
+	if !in("hot", "slow", "presence") {
 		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
 	}
 	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
@@ -107,6 +107,9 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	case in("slow"):
 		fl.IntVar(&o.Pairs, "pairs", 5, "stretches with and without a client that does not read, each of --duration")
 		fl.Float64Var(&o.Rate, "rate", 2000, "messages a second of all pairs of devices together")
+	case in("presence"):
+		fl.IntVar(&o.Flaps, "flaps", 20, "how often the user who is watched comes and goes in a round, 1 to 1000")
+		fl.DurationVar(&o.Within, "within", 2*time.Second, "the time for that")
 	case in("hot"):
 		fl.IntVar(&o.Outstanding, "outstanding", 8, "unanswered messages that each sender into the hot conversation keeps, 1 to 32")
 		fl.Float64Var(&o.Rate, "rate", 500, "messages a second into the other conversations in all")
@@ -115,22 +118,22 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 		fl.IntVar(&o.Outstanding, "outstanding", 1, "unanswered operations each device keeps, 1 to 32; without --rate")
 		fl.Float64Var(&o.Rate, "rate", 0, "operations a second in all; 0 = as fast as answers come")
 	}
-	if !in("connect", "resume") {
+	if !in("connect", "resume", "presence") {
 		fl.DurationVar(&o.Warmup, "warmup", 2*time.Second, "how long to run before measuring")
 	}
-	if !in("connect") {
+	if !in("connect", "presence") {
 		fl.IntVar(&o.Size, "size", 128, "bytes of text in each message, 16 to 16000")
 	}
-	if !in("connect", "repeat") && !f.inPairs {
+	if !in("connect", "repeat", "presence") && !f.inPairs {
 		fl.StringVar(&f.record, "record", "", "new folder for a history of all that is sent, answered and shown")
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
 		fl.StringVar(&f.allocator, "allocator", store.Transaction, "seq.allocator of the server, by which the history is judged: transaction or segment; with --record")
 	}
-	if !in("connect", "resume") {
+	if !in("connect", "resume", "presence") {
 		fl.BoolVar(&o.Reconnect, "reconnect", false, "let devices that lose their connection come back and send again what was not answered")
 	}
 	fl.DurationVar(&o.Settle, "settle", 0, "longest wait afterwards for what is on its way (default 5s, 40s with --record)")
-	if !in("connect") {
+	if !in("connect", "presence") {
 		fl.BoolVar(&o.AtOnce, "no-backoff", false, "let devices come back without a pause")
 	}
 	if in("sync", "resume") {
@@ -140,6 +143,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 		fl.IntVar(&o.Conversations, "conversations", 0, "groups of 20 that each user is in before it connects")
 	}
 	if in("fanout") {
+		fl.IntVar(&o.Members, "members", 0, "members of the group, of whom those beyond --users never connect (default: no others)")
 		fl.BoolVar(&o.Whole, "whole", false, "send the next message when all members have the last one")
 	}
 	if in("history") {
@@ -205,6 +209,8 @@ func (f *benchFlags) check() error {
 		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
 	case o.Scenario == "slow" && (o.Conns < 4 || o.Rate == 0 || o.Pairs < 1 || o.Pairs > 1000):
 		return usagef("slow wants a rate, at least 4 of --conns and 1 to 1000 pairs of stretches")
+	case o.Scenario == "presence" && (o.Conns < 2 || o.Flaps < 1 || o.Flaps > 1000 || o.Within <= 0):
+		return usagef("presence wants at least 2 of --conns, 1 to 1000 flaps and a time for them")
 	case o.Scenario == "mix" && (o.GroupSize < 2 || o.GroupSize > 500):
 		return usagef("--group-size: %d is not within 2 and 500", o.GroupSize)
 	}

@@ -103,6 +103,9 @@ func printBench(w io.Writer, r *bench.Result) {
 	if len(rows) > 0 {
 		table(w, "MS COUNT P50 P90 P99 P99.9 MAX", rows)
 	}
+	if r.MostEvents > 0 {
+		fmt.Fprintf(w, "a watcher got at most %d events in a round\n", r.MostEvents)
+	}
 	if r.StallP50 > 0 {
 		fmt.Fprintf(w, "deliveries while one client does not read: p50 %.2f and p95 %.2f times what they are while it does\n", r.StallP50, r.StallP95)
 	}

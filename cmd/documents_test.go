@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -19,9 +20,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/modules/scheduler"
+	"github.com/imdhq/imd/modules/tracing"
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/peer"
 	routesetcd "github.com/imdhq/imd/pkg/store/etcd"
+	"github.com/imdhq/imd/pkg/trace"
 )
 
 var update = flag.Bool("update", false, "write the documents instead of checking them")
@@ -147,8 +150,12 @@ func TestDocumentOfMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	routes := routesetcd.Open(nobody, routesetcd.Options{Log: zap.NewNop(), Reg: e.reg}) // those of routes in etcd
-	if err := errors.Join(routes.Close(), nobody.Close()); err != nil {
+	routes := routesetcd.Open(nobody, routesetcd.Options{Log: zap.NewNop(), Reg: e.reg})                                                                // those of routes in etcd
+	spans := tracing.New(tracing.Config{Endpoint: "http://127.0.0.1:1"}, tracing.Deps{Log: zap.NewNop(), Reg: e.reg, Trace: trace.New(0, 0, time.Now)}) // and of a collector
+	if err := spans.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(spans.Close(), routes.Close(), nobody.Close()); err != nil {
 		t.Fatal(err)
 	}
 	kinds := map[string]string{}

@@ -25,6 +25,7 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 	"github.com/imdhq/imd/web"
 )
@@ -146,16 +147,18 @@ func (e *engine) assemble() error {
 	}).Mount(e.ops.Mount, e.dir.AdminKey())
 	kept := trace.New(trace.DefaultBytes, trace.DefaultAge, time.Now)
 	peers.UseTrace(kept)
+	counts := tally.New(time.Now)
+	peers.UseTally(counts, ctl.Leaders)
 	status.Mount(e.ops.Mount, status.Deps{
 		Node: id, Roles: e.cfg.roles, Started: e.points.Started, Version: e.build.Version, State: func() control.State { return e.node.Record().State },
-		Control: ctl, Settings: live, Trace: peers.Trace, History: peers.State(), Routes: func() (status.RouteLookup, error) { return stores.Routes() },
+		Control: ctl, Settings: live, Trace: peers.Trace, Tally: counts.Cluster, History: peers.State(), Routes: func() (status.RouteLookup, error) { return stores.Routes() },
 		Guard: func(h http.Handler) http.Handler { return admin.Auth(e.dir.AdminKey(), h) },
 	})
 	base := module.Env{
 		Node: id, BootID: boot, Version: e.build.Version, DataDir: e.dir.Path(), Dev: e.demo != nil,
 		Roles: e.cfg.roles, Joined: e.cfg.joined(), Unshared: e.cfg.unshared(), Cluster: e.cfg.values.Text("controlplane.cluster"), Zone: e.cfg.values.Text("controlplane.zone"),
 		Reg: e.reg, Config: e.cfg.values.Decode, Settings: live, Control: ctl, Store: stores,
-		Trace: kept, Peers: peers, Ready: e.ready, Keys: e.keys(),
+		Trace: kept, Tally: counts, Peers: peers, Ready: e.ready, Keys: e.keys(),
 		Stop: e.stopNow, MountPublic: public.Handle, MountOps: e.ops.Mount, PublicHandler: func() http.Handler { return public },
 	}
 	e.node, err = module.New(e.cfg.chosen, module.Options{

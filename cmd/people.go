@@ -26,10 +26,16 @@ type personFlags struct {
 
 // addPerson gives a command the flags that say who acts, and toward whom.
 func addPerson(a *app, c *cobra.Command) *personFlags {
-	f := &personFlags{serverFlags: addServer(a, c, "public listener")}
-	c.Flags().StringVar(&f.as, "as", "", "user who acts; not needed with a user's token in --token-file")
+	f := addActor(a, c)
 	c.Flags().StringVar(&f.to, "to", "", "user at the other end of a direct conversation")
 	c.Flags().StringVar(&f.conv, "conversation", "", "conversation id, instead of --to")
+	return f
+}
+
+// addActor gives a command the flags that say who acts.
+func addActor(a *app, c *cobra.Command) *personFlags {
+	f := &personFlags{serverFlags: addServer(a, c, "public listener")}
+	c.Flags().StringVar(&f.as, "as", "", "user who acts; not needed with a user's token in --token-file")
 	return f
 }
 

@@ -101,7 +101,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 	root.PersistentFlags().VarP(&a.format, "output", "o", "how data is printed")
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for a server")
 	root.AddCommand(newServe(a), newDev(a), newConfig(a), newCheck(a), newNodes(a), newSettings(a), newLeader(a), newLocks(a), newToken(a), newKey(a), newUser(a), newSend(a), newTail(a), newChat(a), newBench(a), newVerify(a), newDrill(a), newVersion(a))
-	root.AddCommand(newEtcd(a), newDoctor(a), newNode(a), newRing(a), newMigrate(a), newBackup(a), newRestore(a), newStore(a), newGen(a), newRoute(a), newTrace(a), newWebhook(a))
+	root.AddCommand(newEtcd(a), newDoctor(a), newNode(a), newRing(a), newMigrate(a), newBackup(a), newRestore(a), newStore(a), newGen(a), newRoute(a), newTrace(a), newStats(a), newWebhook(a), newMessage(a))
 	markRan(root)
 	return root
 }

@@ -22,6 +22,11 @@ func pages(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	features, err := filepath.Glob("features/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names = append(names, features...)
 	out := map[string]string{}
 	for _, n := range append(names, filepath.Join(top, "README.md")) {
 		raw, err := os.ReadFile(n)

@@ -55,12 +55,13 @@ func (s *session) keepLocked(f *shared) {
 
 // kept returns a copy that outlives the call that brought f.
 func (f *shared) kept(enc protocol.Encoding) *shared {
-	if _, err := f.in(enc); err != nil {
+	data, err := f.in(enc)
+	if err != nil {
 		return &shared{conv: f.conv, seq: f.seq} // no frame: the log has it
 	}
-	c := *f
-	c.frame = nil
-	return &c
+	c := &shared{conv: f.conv, seq: f.seq, acked: f.acked, commitNS: f.commitNS, author: f.author, trace: f.trace}
+	c.made[enc].Store(&data)
+	return c
 }
 
 // headsOf turns deliveries into one head a conversation.

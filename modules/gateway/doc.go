@@ -30,6 +30,10 @@
 //   - A connection that is quiet costs no goroutine: it is parked (reader.go) at
 //     the end of a message with nothing buffered, and its next byte or its end
 //     starts one. All timers of all sessions are one wheel.
+//   - The members of a large group are found here: their list is read once and
+//     follows the changes that come with deliveries (groups.go). What goes to many
+//     is handed out by shards (engine.go), which give way to everything else; what
+//     goes to a few never waits for them.
 //   - Whoever has frames for a connection may write them directly, once and
 //     without waiting, if nobody else does; what the socket does not take waits
 //     for a goroutine (writer.go). So no client delays another.
@@ -57,5 +61,8 @@
 // imd_gateway_outranked_total, imd_gateway_kicks_lost_total,
 // imd_gateway_presence_events_total{result}, imd_gateway_presence_watchers,
 // imd_gateway_presence_watched, imd_gateway_presence_silence_seconds, imd_gateway_typing_total{result},
+// imd_gateway_groups, imd_gateway_group_members, imd_gateway_group_loads_total{result},
+// imd_gateway_group_dropped_total, imd_gateway_shard_late_seconds{shard},
+// imd_gateway_shard_busy_seconds_total{shard},
 // imd_message_send_seconds, imd_message_deliver_seconds.
 package gateway

@@ -1,6 +1,9 @@
 package gateway
 
 import (
+	"sync"
+	"sync/atomic"
+
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -11,7 +14,7 @@ import (
 )
 
 // shared is one frame for many sessions. Each encoding is made once, when the
-// first session needs it. Not safe for concurrent use.
+// first session needs it. Safe for concurrent use.
 type shared struct {
 	conv     string
 	seq      int64 // of the entry or head; 0 = a receipt
@@ -21,7 +24,8 @@ type shared struct {
 	trace    trace.Context
 
 	frame []byte // protobuf, as it came
-	made  [2][]byte
+	mu    sync.Mutex
+	made  [2]atomic.Pointer[[]byte]
 }
 
 // newShared makes the frames of a delivery, in order.
@@ -43,23 +47,41 @@ func newShared(d *v1.Delivery) []*shared {
 // in returns the frame in an encoding, ready to be queued; an error means that
 // the bytes are no frame.
 func (f *shared) in(enc protocol.Encoding) ([]byte, error) {
-	if f.made[enc] != nil {
-		return f.made[enc], nil
+	if b := f.made[enc].Load(); b != nil {
+		return *b, nil
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.made[enc].Load(); b != nil {
+		return *b, nil
+	}
+	b, err := f.encode(enc)
+	if err == nil {
+		f.made[enc].Store(&b)
+	}
+	return b, err
+}
+
+// encode makes an encoding.
+func (f *shared) encode(enc protocol.Encoding) ([]byte, error) {
 	if enc == protocol.Proto {
-		f.made[enc] = protocol.PrefixProto(f.frame)
-		return f.made[enc], nil
+		return protocol.PrefixProto(f.frame), nil
 	}
 	var sf clientv1.ServerFrame
 	if err := proto.Unmarshal(f.frame, &sf); err != nil {
 		return nil, err
 	}
-	b, err := protocol.EncodeServer(enc, &sf)
-	if err != nil {
-		return nil, err
+	return protocol.EncodeServer(enc, &sf)
+}
+
+// entriesOf is how many of the frames are entries of a conversation.
+func entriesOf(frames []*shared) (n int) {
+	for _, f := range frames {
+		if f.acked {
+			n++
+		}
 	}
-	f.made[enc] = b
-	return b, nil
+	return n
 }
 
 // head reports whether the frame is a hint that carries nothing.

@@ -21,6 +21,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/park"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -38,6 +39,10 @@ const (
 	// quietTime is how long a connection is quiet before it is parked. Parking
 	// and waking cost more than waiting, so who writes every few seconds is not.
 	quietTime = 5 * time.Second
+	// accepters is how many goroutines take connections. A wave fills the system's
+	// backlog within a moment, and who finds it full tries again only after a second
+	// or three; one alone would wait for its turn behind those it has let in.
+	accepters = 4
 	// spareFiles is how many descriptors the process needs besides clients'.
 	spareFiles = 100
 )
@@ -100,6 +105,8 @@ type Deps struct {
 	Leaders func() *control.Leaders
 	// Trace remembers what became of messages; nil = nothing does.
 	Trace *trace.Log
+	// Tally counts deliveries, and is told who is connected; nil = nothing does.
+	Tally *tally.Book
 	// Settings may change what the configuration gives; nil = nothing does.
 	Settings settings.Source
 }
@@ -115,6 +122,8 @@ type Gateway struct {
 	limits    *Limits
 	admission *admission
 	hub       *hub
+	engine    *engine
+	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
 	lot       *park.Lot // of connections that are quiet; made by Start
@@ -171,7 +180,11 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.engine = newEngine(g.another, time.Now)
+	d.Reg.MustRegister(g.engine)
+	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
+	d.Tally.Watch(g.hub.present)
 	g.watchers, g.typing = newWatchers(g), newTyping(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
@@ -270,11 +283,13 @@ func (g *Gateway) Start(ctx context.Context) error {
 // closed with code 4000 (drain).
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.cancel()
-	failed := make(chan error, 2) // the server and the lot end once
+	failed := make(chan error, accepters+1) // each of the server's and the lot end once
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
-	own.Go(func() { failed <- g.srv.Serve(g.ln) })
+	for range accepters {
+		own.Go(func() { failed <- g.srv.Serve(g.ln) })
+	}
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })

@@ -63,7 +63,7 @@ func (s *session) fillLocked() float64 {
 func (s *session) releaseLocked(now time.Time) {
 	for len(s.held.list) > 0 && s.roomLocked() && s.phase == online {
 		f := s.held.list[0]
-		data := f.made[s.enc]
+		data, _ := f.in(s.enc) // made before
 		s.held.next(now, len(data))
 		s.sendLocked(now, f, data)
 	}

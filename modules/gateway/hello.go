@@ -161,7 +161,7 @@ func (s *session) join(c auth.Claims) *refusal {
 	if s.unclaimed() {
 		s.g.keeper.wait(s)
 	}
-	s.g.displaced(claim)
+	s.g.displaced(s.user, claim)
 	return nil
 }
 

@@ -289,5 +289,5 @@ func (k *keeper) claimLate(s *session) {
 		s.release()
 	}
 	k.proveLate(r, claim)
-	k.g.displaced(claim)
+	k.g.displaced(s.user, claim)
 }

@@ -131,6 +131,10 @@ type metrics struct {
 	typing          *prometheus.CounterVec // label: result
 	watchers        prometheus.Gauge
 	watched         prometheus.Gauge
+	groups          prometheus.Gauge
+	groupMembers    prometheus.Gauge
+	groupLoads      *prometheus.CounterVec // label: result (read, failed)
+	groupDropped    prometheus.Counter
 	requestsRefused *prometheus.CounterVec // labels: kind, why (full, late)
 	submitSends     prometheus.Histogram
 	send            prometheus.Histogram
@@ -173,6 +177,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		typing:          vec("typing_total", "Frames that say that somebody types: passed on, limited by a rate, of conversations that are too large, or failed.", "result"),
 		watchers:        prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watchers", Help: "Sessions that watch somebody's presence."}),
 		watched:         prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "presence_watched", Help: "Users whose presence somebody watches here."}),
+		groups:          prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "groups", Help: "Large groups whose members this node finds itself."}),
+		groupMembers:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "group_members", Help: "Members on the lists of those groups."}),
+		groupLoads:      vec("group_loads_total", "Lists of members asked of state: read, or failed, which leaves what waited to the clients' cursors.", "result"),
+		groupDropped:    counter("group_dropped_total", "Frames given up because the list of their group was not there; clients find them by their cursors."),
 		requestsRefused: vec("requests_refused_total", "Requests answered busy: too many waited (full), or it had waited for too long (late).", "kind", "why"),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
@@ -201,6 +209,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"sent", "owed"} {
 		m.presence.WithLabelValues(r)
 	}
+	for _, r := range []string{"read", "failed"} {
+		m.groupLoads.WithLabelValues(r)
+	}
+	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
 	reg.MustRegister(m.requestsRefused, m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)

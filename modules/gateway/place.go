@@ -121,10 +121,13 @@ func (g *Gateway) release(r store.Route) {
 	}
 }
 
-// displaced ends the sessions that a claim displaced.
-func (g *Gateway) displaced(c store.Claim) {
+// displaced ends the sessions that a claim displaced, and the logins.
+func (g *Gateway) displaced(user im.UserID, c store.Claim) {
 	for _, r := range c.Replaced {
 		g.revoke(r)
+	}
+	for _, l := range c.Away {
+		g.revoke(store.Route{User: user, Login: l})
 	}
 	g.displace(c.Superseded, "superseded")
 	g.displace(c.Replaced, "replaced")

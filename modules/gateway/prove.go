@@ -37,6 +37,7 @@ func (s *session) prove(claim store.Claim) (store.Claim, *refusal) {
 				return claim, no
 			}
 			claim.Superseded, claim.Replaced = append(claim.Superseded, again.Superseded...), append(claim.Replaced, again.Replaced...)
+			claim.Away = append(claim.Away, again.Away...)
 			continue
 		}
 		s.mu.Lock()

@@ -197,10 +197,8 @@ func TestEverythingIsGivenBack(t *testing.T) {
 			eventually(t, "goroutines and files are back", func() bool {
 				return runtime.NumGoroutine() <= goroutines+5 && openFiles(t) <= files+5
 			})
-			w.g.hub.mu.Lock()
-			defer w.g.hub.mu.Unlock()
-			if len(w.g.hub.users) != 0 || len(w.g.hub.sessions) != 0 {
-				t.Errorf("the hub knows %d users", len(w.g.hub.users))
+			if _, sessions, users := w.g.hub.counts(); users != 0 || sessions != 0 {
+				t.Errorf("the hub knows %d sessions and %d users", sessions, users)
 			}
 		})
 	}

@@ -32,10 +32,25 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	if err := s.admit("gateway.Deliver", req.Leader); err != nil {
 		return nil, err
 	}
-	res := &v1.DeliverResponse{}
+	res := &v1.DeliverResponse{Sessions: make([]int32, len(req.Deliveries))}
 	var found, touched []*session
-	for _, d := range req.Deliveries {
+	delivered := 0
+	defer func() { s.g.Tally.Delivered(delivered) }()
+	for i := 0; i < len(req.Deliveries); i++ {
+		d := req.Deliveries[i]
 		frames := newShared(d)
+		if d.Audience != nil {
+			first := i
+			for ; i+1 < len(req.Deliveries) && alike(d, req.Deliveries[i+1]); i++ {
+				frames = append(frames, newShared(req.Deliveries[i+1])...) // so that they leave in one message
+			}
+			n := s.g.groups.deliver(d.ConversationId, arrival{d.Audience, frames})
+			delivered += n * entriesOf(frames)
+			for ; first <= i; first++ {
+				res.Sessions[first] = int32(n)
+			}
+			continue
+		}
 		found, res.NotHere = s.g.hub.find(d.SessionIds, found[:0], res.NotHere)
 		if d.Relaxed {
 			relaxed(frames[0], found)
@@ -53,10 +68,18 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 			}
 			here = append(here, x)
 		}
+		res.Sessions[i] = int32(len(here))
+		delivered += len(here) * entriesOf(frames)
 		s.g.arrived(frames, here)
 	}
 	flush(touched) // all that one call brings to a session leaves in one message
 	return res, nil
+}
+
+// alike reports whether a delivery to a group has the audience of the one before.
+func alike(before, d *v1.Delivery) bool {
+	return d.Audience != nil && d.ConversationId == before.ConversationId && d.Audience.MemberVersion == before.Audience.MemberVersion &&
+		!d.Audience.Change && len(before.Audience.RemovedUserIds)+len(d.Audience.RemovedUserIds) == 0
 }
 
 // Kick ends sessions. A reason without a close code counts as kicked.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/coder/websocket"
 	"go.uber.org/zap"
 
@@ -60,6 +61,7 @@ type session struct {
 	token  string       // of the Authorization header; "" = none
 	claims *auth.Claims // of that token
 	id     im.SessionID
+	hash   uint32 // of id: its shard of the fan-out
 	q      queue
 	timer  timer
 	done   chan struct{} // closed when the session ends
@@ -112,6 +114,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 		beat:    heartbeat{interval: now.pingInterval, timeout: now.pongTimeout},
 		unacked: delivery.Pending{First: now.redeliverAfter, Most: now.redeliverCount, Jitter: jitter},
 	}
+	s.hash = uint32(xxhash.Sum64String(string(s.id)))
 	s.timer.session = s
 	s.mu.q = &s.q
 	s.q = queue{

@@ -44,7 +44,7 @@ func build(env *module.Env) (module.Module, error) {
 		Peer:     func(n im.NodeID) peerClient { return env.Peers.Gateway(n) },
 		Routes:   func() (routes, error) { return env.Store.Routes() },
 		Verifier: v, Public: env.PublicHandler, Announce: env.Announce, Capacity: env.Capacity, Settings: env.Settings,
-		Leaders: env.Control.Leaders, View: env.Control.View, Trace: env.Trace,
+		Leaders: env.Control.Leaders, View: env.Control.View, Trace: env.Trace, Tally: env.Tally,
 	})
 	if err != nil {
 		return nil, err

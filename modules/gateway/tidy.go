@@ -61,6 +61,7 @@ func (g *Gateway) tidyUp(ctx context.Context) {
 		}
 		parked := g.lot.Parked()
 		g.m.parked.Set(float64(parked))
+		g.groups.expire(time.Now())
 		if t.step(time.Now(), g.hub.len(), parked, residentHeap()) {
 			runtime.GC() // empties the pools, which the next one frees
 			debug.FreeOSMemory()

@@ -51,6 +51,21 @@ func (g *Gateway) arrived(frames []*shared, to []*session) {
 	g.Trace.Add(records...)
 }
 
+// arrivedAt remembers deliveries to many sessions of a group.
+func (g *Gateway) arrivedAt(frames []*shared, sessions int) {
+	if g.Trace == nil {
+		return
+	}
+	now, conv := time.Now(), trace.Conv(frames[0].conv)
+	var records []trace.Record
+	for _, f := range frames {
+		if f.acked {
+			records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(sessions), Trace: f.trace.Child(), Parent: f.trace})
+		}
+	}
+	g.Trace.Add(records...)
+}
+
 // acknowledged remembers that the device has entries.
 func (s *session) acknowledged(now time.Time, ranges []*clientv1.AckRange) {
 	if s.g.Trace == nil {

@@ -58,10 +58,10 @@ func alike(items []*v1.FanoutItem) int {
 // of them it was; those behind are for more users.
 func (p *Push) fanoutTogether(ctx context.Context, items []*v1.FanoutItem) int {
 	began := time.Now()
-	found, n, cause, err := p.sessions(ctx, items)
+	to, n, cause, err := p.target(ctx, items)
 	items = items[:n]
 	for _, it := range items {
-		p.fanned(it, began, len(found), err)
+		p.fanned(it, began, len(to.found), err)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -72,8 +72,19 @@ func (p *Push) fanoutTogether(ctx context.Context, items []*v1.FanoutItem) int {
 			obs.Conv(im.ConversationID(items[0].ConversationId)), zap.Int("items", n), zap.String("cause", cause), obs.Err(err))
 		return n
 	}
-	p.hand(ctx, items, found)
+	if to.members > 0 {
+		p.handToGroup(ctx, items, to)
+		return n
+	}
+	p.hand(ctx, items, to.found)
 	return n
+}
+
+// target is who gets items.
+type target struct {
+	found   []store.Route // sessions
+	members int           // of a large group, whose sessions the gateways find; 0 = found is all
+	nodes   []im.NodeID   // the gateways then
 }
 
 // fanned counts an item and remembers that the sessions of an entry were looked
@@ -179,25 +190,25 @@ func seqOf(it *v1.FanoutItem) int64 {
 	return it.GetHead().GetSeq()
 }
 
-// sessions finds where items go that are alike. They have one audience up to the
+// target finds where items go that are alike. They have one audience up to the
 // n-th. cause names what failed.
-func (p *Push) sessions(ctx context.Context, items []*v1.FanoutItem) (found []store.Route, n int, cause string, err error) {
+func (p *Push) target(ctx context.Context, items []*v1.FanoutItem) (to target, n int, cause string, err error) {
 	wait := pause
 	for try := 1; ; try++ {
-		found, n, cause, err = p.lookup(ctx, items)
+		to, n, cause, err = p.lookup(ctx, items)
 		if err == nil || try == tries || !im.Retryable(err) {
-			return found, n, cause, err
+			return to, n, cause, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, n, cause, ctx.Err()
+			return target{}, n, cause, ctx.Err()
 		case <-time.After(wait):
 			wait *= 2
 		}
 	}
 }
 
-func (p *Push) lookup(ctx context.Context, items []*v1.FanoutItem) (found []store.Route, n int, cause string, err error) {
+func (p *Push) lookup(ctx context.Context, items []*v1.FanoutItem) (to target, n int, cause string, err error) {
 	var users []im.UserID
 	it, n := items[0], len(items)
 	if len(it.OnlyUserIds) > 0 {
@@ -205,20 +216,28 @@ func (p *Push) lookup(ctx context.Context, items []*v1.FanoutItem) (found []stor
 			users = append(users, im.UserID(u))
 		}
 	} else {
-		l, err := p.members.at(ctx, it.ConversationId, it.MemberVersion)
+		nodes := p.gateways()
+		large := 0
+		if len(nodes) > 0 {
+			large = max(p.tuned.Get().groupMembers, membersPerGateway*len(nodes))
+		}
+		l, err := p.members.at(ctx, it.ConversationId, it.MemberVersion, large)
 		if err != nil {
-			return nil, n, "members", err
+			return target{}, n, "members", err
+		}
+		if l.large > 0 {
+			return target{members: l.large, nodes: nodes}, n, "", nil
 		}
 		users, n = recipients(l, items)
 	}
 	r, err := p.Routes()
 	if err != nil {
-		return nil, n, "routes", err
+		return target{}, n, "routes", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	found, err = r.Recent(ctx, users)
-	return found, n, "routes", err
+	found, err := r.Recent(ctx, users)
+	return target{found: found}, n, "routes", err
 }
 
 // recipients are the members who may see the first item, and those removed by

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"sync"
+	"time"
 
 	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -15,11 +16,16 @@ const (
 	maxCachedMembers = 500_000
 	// memberPage is how many members one call asks for.
 	memberPage = 1000
+	// largeFor is how long a group counts as large without another look.
+	largeFor = 5 * time.Minute
 )
 
-// memberList is the membership of a conversation at one version. Read only.
+// memberList is the membership of a conversation at one version, or that it is
+// a large group, whose list the gateways have. Read only.
 type memberList struct {
 	version int64
+	large   int       // how many members a large group has about; 0 = the list is here
+	until   time.Time // of a large group: when its size is asked for again
 	users   []im.UserID
 	starts  []int64 // of the user at the same index: it sees entries above
 }
@@ -47,17 +53,25 @@ func newMemberCache(state stateClient, m *metrics) *memberCache {
 	return &memberCache{state: state, m: m, byID: map[string]*list.Element{}, order: list.New()}
 }
 
-// at returns a list that has reached version.
-func (c *memberCache) at(ctx context.Context, conv string, version int64) (*memberList, error) {
-	if l := c.get(conv); l != nil && l.version >= version {
+// at returns a list that has reached version. Of a group with more than large
+// members it returns only that; 0 = of none.
+func (c *memberCache) at(ctx context.Context, conv string, version int64, large int) (*memberList, error) {
+	if l := c.get(conv); l != nil && (l.large > 0 && l.large > large && large > 0 && time.Now().Before(l.until) || l.large == 0 && l.version >= version) {
 		return l, nil
 	}
-	l, err := c.load(ctx, conv)
+	l, err := c.load(ctx, conv, large)
 	if err != nil {
 		return nil, err
 	}
 	c.put(conv, l)
 	return l, nil
+}
+
+// grew notes that a large group has so many more members.
+func (c *memberCache) grew(conv string, by int) {
+	if l := c.get(conv); l != nil && l.large > 0 && by != 0 {
+		c.put(conv, &memberList{version: l.version, large: max(l.large+by, 1), until: l.until})
+	}
 }
 
 func (c *memberCache) get(conv string) *memberList {
@@ -93,8 +107,9 @@ func (c *memberCache) remove(e *list.Element) {
 // cost is what a list counts against the bound; an empty one counts too.
 func cost(l *memberList) int { return len(l.users) + 8 }
 
-// load reads all pages. A change between two pages makes it begin again.
-func (c *memberCache) load(ctx context.Context, conv string) (*memberList, error) {
+// load reads all pages, or the first one of a large group. A change between two
+// pages makes it begin again.
+func (c *memberCache) load(ctx context.Context, conv string, large int) (*memberList, error) {
 	c.m.memberLoads.Inc()
 	l := &memberList{version: -1}
 	after := ""
@@ -102,6 +117,9 @@ func (c *memberCache) load(ctx context.Context, conv string) (*memberList, error
 		page, err := c.state.Members(ctx, &v1.MembersRequest{ConversationId: conv, AfterUserId: after, Limit: memberPage})
 		if err != nil {
 			return nil, err
+		}
+		if large > 0 && int(page.MemberCount) > large {
+			return &memberList{version: page.MemberVersion, large: int(page.MemberCount), until: time.Now().Add(largeFor)}, nil
 		}
 		if l.version != page.MemberVersion {
 			if l.version >= 0 {

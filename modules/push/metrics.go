@@ -9,6 +9,8 @@ type metrics struct {
 	queued      prometheus.Gauge
 	memberLoads prometheus.Counter
 	notHere     prometheus.Counter
+	pulled      prometheus.Counter
+	hints       prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -27,6 +29,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		notHere: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "not_here_total",
 			Help: "Deliveries for sessions that their gateway does not hold any more."}),
 	}
-	reg.MustRegister(m.items, m.deliveries, m.dropped, m.queued, m.memberLoads, m.notHere)
+	m.pulled = prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "pulled_total",
+		Help: "Messages of busy large groups that devices read after a hint, instead of being given them."})
+	m.hints = prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "pull_hints_total",
+		Help: "Hints about such messages, each for all gateways."})
+	reg.MustRegister(m.pulled, m.hints, m.items, m.deliveries, m.dropped, m.queued, m.memberLoads, m.notHere)
 	return m
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
@@ -45,12 +46,16 @@ type Deps struct {
 	// View is the latest copy of the cluster; nil = this process is all of it.
 	View func() *control.View
 	// Trace remembers what became of messages; nil = nothing does.
-	Trace   *trace.Log
-	Log     *zap.Logger
-	Reg     prometheus.Registerer
-	State   stateClient
-	Gateway func(nodeID) gatewayClient
-	Routes  func() (routes, error)
+	Trace *trace.Log
+	Log   *zap.Logger
+	Reg   prometheus.Registerer
+	// Here says that this process is a gateway too.
+	Here bool
+	// Settings are the hot ones; nil = their defaults hold.
+	Settings settings.Source
+	State    stateClient
+	Gateway  func(nodeID) gatewayClient
+	Routes   func() (routes, error)
 }
 
 // Push is the push role of one node. It implements PushService.
@@ -61,6 +66,8 @@ type Push struct {
 	members *memberCache
 	queue   *queue
 	senders *senders
+	tuned   *settings.Derived[tuning]
+	pulls   *pulls
 	leaving atomic.Bool // other push nodes take over; calls go to them
 }
 
@@ -72,6 +79,8 @@ func New(cfg Config, d Deps) *Push {
 		members: newMemberCache(d.State, m),
 		queue:   newQueue(cfg.Queue),
 		senders: newSenders(d, m),
+		tuned:   settings.Derive(d.Settings, tune),
+		pulls:   newPulls(),
 	}
 }
 
@@ -95,6 +104,7 @@ func (p *Push) Run(ctx context.Context) error {
 		})
 	}
 	wg.Go(func() { p.senders.run(ctx) })
+	wg.Go(func() { p.pulls.run(ctx, func(h hint) { p.tell(ctx, h) }) })
 	wg.Wait()
 	return nil
 }
@@ -112,7 +122,7 @@ func (p *Push) Drain(ctx context.Context) error {
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for p.queue.len() > 0 || p.senders.pending() > 0 {
+	for p.queue.len() > 0 || p.senders.pending() > 0 || p.pulls.hurry() > 0 {
 		select {
 		case <-ctx.Done():
 			return nil

@@ -34,6 +34,11 @@ type world struct {
 	hang    map[im.NodeID]chan struct{}
 	failing int             // Members calls that still fail
 	gone    map[string]bool // sessions that their gateway does not have
+	view    *control.View   // nil = this process is all
+	raw     map[im.NodeID][]*v1.Delivery
+	bulk    chan struct{} // calls about large groups wait for it; nil = none does
+
+	onDeliver func(im.NodeID, *v1.Delivery) // nil = nobody wants to know
 }
 
 func (w *world) Members(_ context.Context, r *v1.MembersRequest) (*v1.MembersResponse, error) {
@@ -78,11 +83,18 @@ func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverRespo
 	if c := g.w.hang[g.node]; c != nil {
 		<-c
 	}
+	if g.w.bulk != nil && r.Deliveries[0].Audience != nil {
+		<-g.w.bulk
+	}
 	g.w.mu.Lock()
 	defer g.w.mu.Unlock()
 	g.w.calls++
+	g.w.raw[g.node] = append(g.w.raw[g.node], r.Deliveries...)
 	res := &v1.DeliverResponse{}
 	for _, d := range r.Deliveries {
+		if g.w.onDeliver != nil {
+			g.w.onDeliver(g.node, d)
+		}
 		g.w.got[g.node] = append(g.w.got[g.node], single(d)...)
 		for _, id := range d.SessionIds {
 			if g.w.gone[id] {
@@ -104,7 +116,7 @@ func single(d *v1.Delivery) (out []*v1.Delivery) {
 
 func newWorld() *world {
 	return &world{members: map[string]*v1.MembersResponse{}, routes: map[im.UserID][]store.Route{},
-		got: map[im.NodeID][]*v1.Delivery{}, hang: map[im.NodeID]chan struct{}{}}
+		got: map[im.NodeID][]*v1.Delivery{}, raw: map[im.NodeID][]*v1.Delivery{}, hang: map[im.NodeID]chan struct{}{}}
 }
 
 func (w *world) join(conv string, version int64, users ...string) {
@@ -123,7 +135,11 @@ func (w *world) online(user string, node im.NodeID, session string) {
 // run fans items out inside a bubble of time and stops when all has left.
 func (w *world) run(t *testing.T, cfg Config, do func(p *Push)) {
 	t.Helper()
-	p := New(cfg, Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), State: w,
+	var view func() *control.View
+	if w.view != nil {
+		view = func() *control.View { return w.view }
+	}
+	p := New(cfg, Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), State: w, View: view,
 		Gateway: func(n nodeID) gatewayClient { return gate{w, n} },
 		Routes:  func() (routes, error) { return w, nil }})
 	ctx, cancel := context.WithCancel(context.Background())

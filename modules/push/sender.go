@@ -16,8 +16,8 @@ import (
 
 // Bounds of what waits for one gateway.
 const (
-	// shards is how many Deliver calls one gateway gets at once; a conversation
-	// belongs to one shard.
+	// shards is how many Deliver calls one gateway gets at once, and as many again
+	// with what goes to large groups; a conversation belongs to one shard.
 	shards = 4
 	// maxCall is the most frames in one call, and maxCallBytes where a call ends.
 	maxCall      = 256
@@ -42,6 +42,7 @@ type senders struct {
 type outletKey struct {
 	node  im.NodeID
 	shard uint64
+	bulk  bool // of large groups, which never hold up what goes to a few
 }
 
 // outlet is what waits for one (shard, gateway).
@@ -65,7 +66,7 @@ type parcel struct {
 func newParcel(d *v1.Delivery, ids []string, routes []store.Route) parcel {
 	p := parcel{
 		Delivery: &v1.Delivery{ConversationId: d.ConversationId, Seq: d.Seq, Frame: d.Frame, SessionIds: ids, Acked: d.Acked,
-			CommitNs: d.CommitNs, ExcludeSessionId: d.ExcludeSessionId, Following: d.Following, Traceparent: d.Traceparent},
+			CommitNs: d.CommitNs, ExcludeSessionId: d.ExcludeSessionId, Following: d.Following, Traceparent: d.Traceparent, Audience: d.Audience},
 		routes: routes, frames: 1 + len(d.Following), bytes: len(d.Frame) + 32*len(ids),
 	}
 	for _, f := range d.Following {
@@ -82,7 +83,7 @@ func newSenders(d Deps, m *metrics) *senders {
 // it drops it.
 func (s *senders) add(ctx context.Context, node im.NodeID, d parcel) {
 	s.mu.Lock()
-	k := outletKey{node, xxhash.Sum64String(d.ConversationId) % shards}
+	k := outletKey{node, xxhash.Sum64String(d.ConversationId) % shards, d.Audience != nil}
 	o := s.outlets[k]
 	if o == nil {
 		o = &outlet{key: k}
@@ -153,18 +154,21 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 }
 
 // delivered remembers that entries were given to a gateway.
-func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, began time.Time, err error) {
+func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, sessions []int32, began time.Time, err error) {
 	if s.d.Trace == nil {
 		return
 	}
 	now, records := time.Now(), make([]trace.Record, 0, len(ds))
-	for _, d := range ds {
-		conv := trace.Conv(d.ConversationId)
+	for i, d := range ds {
+		conv, count := trace.Conv(d.ConversationId), int32(len(d.SessionIds))
+		if d.Audience != nil && i < len(sessions) {
+			count = sessions[i]
+		}
 		note := func(f *v1.Delivery) {
 			if f.Acked {
 				from := trace.Carried(f.Traceparent)
 				records = append(records, trace.Record{Stage: trace.Delivered, Conv: conv, Seq: f.Seq, At: now, Took: now.Sub(began),
-					Note: string(node), Count: int32(len(d.SessionIds)), Failed: err != nil, Trace: from.Child(), Parent: from})
+					Note: string(node), Count: count, Failed: err != nil, Trace: from.Child(), Parent: from})
 			}
 		}
 		note(d)
@@ -203,7 +207,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 			res, err = s.d.Gateway(node).Deliver(ctx, req)
 		}
 	}
-	s.delivered(node, req.Deliveries, began, err)
+	s.delivered(node, req.Deliveries, res.GetSessions(), began, err)
 	if err != nil {
 		frames := 0
 		for _, d := range ds {
@@ -213,6 +217,11 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 		s.d.Log.Warn("a gateway did not take deliveries; its clients find them by their cursor",
 			obs.Peer(string(node)), obs.Err(err))
 		return
+	}
+	for i, n := range res.Sessions {
+		if i < len(ds) && ds[i].Audience != nil {
+			s.m.deliveries.Add(float64(int(n) * ds[i].frames))
+		}
 	}
 	if len(res.NotHere) > 0 {
 		s.m.notHere.Add(float64(len(res.NotHere)))

@@ -52,7 +52,7 @@ func (s *Scheduler) jobs() []Job {
 	return []Job{
 		{
 			Name: "expire", Every: time.Hour, Limit: limit, begin: func() round { return s.expire },
-			Trigger: "every hour", Row: "`job`", Effect: "removes revocations that no token can need any more",
+			Trigger: "every hour", Row: "`job`", Effect: "removes what is over, 500 rows of a kind at a time: revocations that no token can need any more, notes of sessions, mutes",
 			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestTheLeaderExpiresRevocationsEveryHour",
 		},
 		{
@@ -60,6 +60,17 @@ func (s *Scheduler) jobs() []Job {
 			Trigger: "every 2 s, for processes that are missing for 3 s", Row: "none: what is to be done shows in the routes",
 			Effect: "removes the routes of gateways that ended without giving them back",
 			Fence:  "token asked for before; a process that is gone never comes back under its boot id", Test: "modules/scheduler TestTheLeaderSweepsWhatDeadGatewaysLeft",
+		},
+		{
+			Name: "scheduled", Every: dueEvery, Limit: limit, begin: s.due,
+			Trigger: "every 0.2 s, for messages whose time has come", Row: "`scheduled`", Effect: "sends scheduled messages",
+			Fence: "token proved where a message is claimed, which ends the time to cancel it, and where its end is noted; what is sent has a client message id of its own, so that a repeat is one",
+			Test:  "test/outbox TestScheduledOutliveTheirLeader",
+		},
+		{
+			Name: "forget", Every: forgetEvery, Limit: limit, begin: func() round { return s.forget },
+			Trigger: "every 10 s, for scheduled messages that ended before `schedule.keep`", Row: "`scheduled`", Effect: "removes them from the list",
+			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestEndedScheduledMessagesGo",
 		},
 		{
 			Name: "gather", attend: s.gathers,
@@ -72,14 +83,25 @@ func (s *Scheduler) jobs() []Job {
 			Fence: "token proved where the cursor moves; a receiver knows a repeat by its id", Test: "test/outbox TestEventsAreTold",
 		},
 		{
-			Name: "handover", Every: offlineEvery, Limit: limit, begin: func() round { return s.handover },
-			Trigger: "every 0.5 s, for messages that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
+			Name: "handover", attend: s.handovers,
+			Trigger: "the age of a message that no device has acknowledged", Row: "`receiver`", Effect: "makes a push due for each conversation of an offline user",
 			Fence: "token proved in the transaction that moves the cursor and adds the pushes", Test: "test/outbox TestOfflineUsersAreNotified",
 		},
 		{
 			Name: "push", attend: s.pushes,
 			Trigger: "pushes that are due", Row: "`push`", Effect: "notifies users who are offline, and takes back what they have read",
 			Fence: "token proved where the push is settled; the provider knows a repeat by its id", Test: "test/outbox TestOfflineUsersAreNotified",
+		},
+		{
+			Name: "tally", Every: tallyEvery, Limit: tallyLimit, begin: s.tallies,
+			Trigger: "every 5 s", Row: "none: every node keeps what was counted", Effect: "counts users, sessions and messages, and hands every node the sum",
+			Fence: "each node refuses the token of a leader that was followed", Test: "modules/scheduler TestWhatIsCountedOutlivesALeader",
+		},
+		{
+			Name: "retain", Every: retainEvery, Limit: limit, begin: s.retains,
+			Trigger: "every 1 s, if `retention.direct_days` or `retention.group_days` is set", Row: "`conversation.kept`",
+			Effect: "hides messages that are too old from everyone, and removes their content",
+			Fence:  "token proved in the transaction that raises the border and removes the content", Test: "modules/scheduler TestOldMessagesGo",
 		},
 		{
 			Name: "trim", Every: trimEvery, Limit: limit, begin: func() round { return s.trim },
@@ -108,6 +130,7 @@ func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
 		})
 	}
 	wg.Wait()
+	s.silentNodes.Set(0)
 	if err := context.Cause(ctx); errors.Is(err, store.ErrFenced) {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,6 +20,8 @@ import (
 	"github.com/imdhq/imd/pkg/outbox"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/webhook"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 // The rows that remember how far the log was looked through for users who have to
@@ -29,67 +32,179 @@ const (
 )
 
 const (
-	// offlineEvery is how often is looked for them.
-	offlineEvery = 500 * time.Millisecond
+	// offlinePause is how much later than the oldest message is old enough it is looked
+	// for, so that what is written in one breath is taken together.
+	offlinePause = 100 * time.Millisecond
+	// offlinePoll is how often is looked when nobody tells of events.
+	offlinePoll = 5 * time.Second
 	// offlineGrace is the age of a message before users without a connected device
 	// are notified: a device that changes its gateway is back by then.
 	offlineGrace = time.Second
 	// offlineSettle is how much later than acknowledgements are made they can be
 	// seen in the message store: state nodes write them at most once in 5 s a member.
+	// So long is waited if they cannot be asked, which is tried every offlineAgain.
 	offlineSettle = 6 * time.Second
+	offlineAgain  = time.Second
 	// offlinePage is how many events are looked at in one step.
 	offlinePage = 200
-	// routeUsers is how many users are looked up at once.
+	// routeUsers is how many users are looked up at once, and askMarks of how many
+	// members state nodes are asked at once, within askLimit.
 	routeUsers = 500
+	askMarks   = 1000
+	askLimit   = 2 * time.Second
 )
 
-// handover is one look for users who have to be notified.
-func (s *Scheduler) handover(ctx context.Context, t control.Term) error {
-	if s.provider == nil {
-		return nil
-	}
-	return errors.Join(
-		s.handOver(ctx, t, offlineNow, offlineGrace, s.unreachable),
-		s.handOver(ctx, t, offlineLate, s.Push.After+offlineSettle, func(_ context.Context, list []store.Push) ([]store.Push, error) { return list, nil }),
-	)
+// walk goes through the log once, each event when it is old enough.
+type walk struct {
+	name string
+	age  time.Duration // of the messages that are looked at
+	// choose names those of the users who have not got a message that are to be
+	// notified. If it fails, the walk goes on with messages of the age late, and
+	// notifies all.
+	choose func(context.Context, []store.Push) ([]store.Push, error)
+	late   time.Duration
+
+	due time.Time // when to look for the next event; zero = there is none
 }
 
-// handOver makes pushes due for messages of an age, of users whom choose names.
-func (s *Scheduler) handOver(ctx context.Context, t control.Term, name string, age time.Duration, choose func(context.Context, []store.Push) ([]store.Push, error)) error {
+// handovers makes pushes due, each when its message is old enough, as long as the
+// term lasts.
+func (s *Scheduler) handovers(ctx context.Context, t control.Term) error {
+	if s.provider == nil {
+		<-ctx.Done()
+		return nil
+	}
+	walks := []*walk{
+		{name: offlineNow, age: offlineGrace, choose: s.unreachable, late: offlineGrace},
+		{name: offlineLate, age: s.Push.After, choose: s.silent, late: s.Push.After + offlineSettle},
+	}
+	var news <-chan struct{}
+	for poll := time.Now(); ; {
+		told := !time.Now().Before(poll) || closed(news)
+		if told {
+			news, poll = s.news.next(), time.Now().Add(offlinePoll)
+		}
+		next := poll
+		for _, w := range walks {
+			if w.due.IsZero() && told || !w.due.IsZero() && !time.Now().Before(w.due) {
+				if err := s.handOver(ctx, t, w); err != nil {
+					return err
+				}
+			}
+			if !w.due.IsZero() && w.due.Before(next) {
+				next = w.due
+			}
+		}
+		if !awaitNews(ctx, news, max(time.Until(next), offlinePause)) {
+			return nil
+		}
+	}
+}
+
+// awaitNews waits for news or for a time; false if ctx is done.
+func awaitNews(ctx context.Context, news <-chan struct{}, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-news:
+	}
+	return ctx.Err() == nil
+}
+
+func closed(news <-chan struct{}) bool {
+	select {
+	case <-news:
+		return true
+	default:
+		return false
+	}
+}
+
+// handOver makes pushes due for messages that are old enough.
+func (s *Scheduler) handOver(ctx context.Context, t control.Term, w *walk) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	st, err := s.Store()
 	if err != nil {
 		return err
 	}
-	row, err := s.place(ctx, t, st, name)
+	row, err := s.place(ctx, t, st, w.name)
 	if err != nil {
 		return err
 	}
-	for {
-		upto, more, err := reach(ctx, st, row.Cursor, time.Now().Add(-age))
-		if err != nil || upto == row.Cursor {
+	for more := true; more; {
+		p, list, err := s.look(ctx, st, w, row.Cursor)
+		w.due, more = p.due, p.more
+		if err != nil || p.upto == row.Cursor {
 			return err
 		}
-		list, err := st.Unacked(ctx, row.Cursor, upto, s.Push.Members)
-		if err != nil {
-			return err
-		}
-		if list, err = choose(ctx, list); err != nil {
-			return err
-		}
-		row.Cursor, row.Reached = upto, upto
+		row.Cursor, row.Reached = p.upto, p.upto
 		failpoint.Hit(failpoint.BeforeEffect)
 		ok, err := st.SaveReceiver(ctx, t.Proof(), row, store.Settled{Pushes: list})
 		if err != nil || !ok {
+			w.due = time.Now() // somebody has moved the walk
 			return err
 		}
 		s.handed.Add(float64(len(list)))
 		if len(list) > 0 {
 			s.pokePush()
 		}
-		if !more {
-			return nil
-		}
 	}
+	return nil
+}
+
+// reached is how far a page of events is old enough.
+type reached struct {
+	upto int64     // the last one that is
+	due  time.Time // when to look for the next one; zero = the page has no younger one
+	more bool      // the next page may have some that are
+}
+
+// reach tells how far events behind a position have an age at a time.
+func reach(events []store.Event, after int64, age time.Duration, now time.Time) reached {
+	r := reached{upto: after, more: len(events) == offlinePage}
+	for _, e := range events {
+		if due := e.At.Add(age); due.After(now) {
+			r.due, r.more = due.Add(offlinePause), false
+			break
+		}
+		r.upto = e.Position
+	}
+	return r
+}
+
+// look takes one page of events behind a position, and names who is to be
+// notified.
+func (s *Scheduler) look(ctx context.Context, st Messages, w *walk, after int64) (reached, []store.Push, error) {
+	events, err := st.Events(ctx, after, offlinePage)
+	if err != nil {
+		return reached{upto: after}, nil, err
+	}
+	now := time.Now()
+	r := reach(events, after, w.age, now)
+	if r.upto == after {
+		return r, nil, nil
+	}
+	list, err := st.Unacked(ctx, after, r.upto, s.Push.Members)
+	if err != nil {
+		return r, nil, err
+	}
+	chosen, err := w.choose(ctx, list)
+	if err == nil {
+		return r, chosen, nil
+	}
+	s.asked.WithLabelValues("failed").Inc()
+	r = reach(events, after, w.late, now)
+	if !r.more {
+		r.due = now.Add(offlineAgain)
+	}
+	if r.upto == after {
+		return r, nil, nil
+	}
+	list, err = st.Unacked(ctx, after, r.upto, s.Push.Members)
+	return r, list, err
 }
 
 // place is the row of a walk; a new one begins with what comes from now on.
@@ -114,44 +229,97 @@ func (s *Scheduler) place(ctx context.Context, t control.Term, st Messages, name
 	}
 }
 
-// reach is the last event of a page behind after that happened before a time;
-// after itself if there is none. more: the next page may have some too.
-func reach(ctx context.Context, st Messages, after int64, before time.Time) (upto int64, more bool, err error) {
-	events, err := st.Events(ctx, after, offlinePage)
-	upto, more = after, len(events) == offlinePage
-	for _, e := range events {
-		if e.At.After(before) {
-			return upto, false, err
-		}
-		upto = e.Position
-	}
-	return upto, more, err
-}
-
 // unreachable are the pushes of users without a route. Where routes cannot be
 // asked for, nobody counts as unreachable: the other walk finds them.
 func (s *Scheduler) unreachable(ctx context.Context, list []store.Push) ([]store.Push, error) {
-	if len(list) == 0 || s.Live == nil {
+	away, _, err := s.byRoute(ctx, list)
+	if err != nil {
 		return nil, nil
 	}
+	return away, nil
+}
+
+// byRoute parts pushes of users without a route from those of users with one.
+func (s *Scheduler) byRoute(ctx context.Context, list []store.Push) (away, here []store.Push, err error) {
+	if s.Live == nil {
+		return nil, list, nil
+	}
 	live := map[im.UserID]bool{}
-	for from := 0; from < len(list); from += routeUsers {
-		var users []im.UserID
-		for _, p := range list[from:min(from+routeUsers, len(list))] {
-			users = append(users, p.User)
+	for part := range slices.Chunk(list, routeUsers) {
+		users := make([]im.UserID, len(part))
+		for i, p := range part {
+			users[i] = p.User
 		}
 		routes, err := s.Live(ctx, users)
 		if err != nil {
-			return nil, nil
+			return nil, list, err
 		}
 		for _, r := range routes {
 			live[r.User] = true
 		}
 	}
-	var out []store.Push
 	for _, p := range list {
-		if !live[p.User] {
-			out = append(out, p)
+		if live[p.User] {
+			here = append(here, p)
+		} else {
+			away = append(away, p)
+		}
+	}
+	return away, here, nil
+}
+
+// silent are the pushes of users none of whose devices has acknowledged, as the
+// state nodes know it, which are ahead of the store. Users without a route have no
+// device that could have. An error means that one of them could not be asked.
+func (s *Scheduler) silent(ctx context.Context, list []store.Push) ([]store.Push, error) {
+	out, ask, err := s.byRoute(ctx, list)
+	if err != nil {
+		out, ask = nil, list
+	}
+	if len(ask) == 0 {
+		return out, nil
+	}
+	if s.State == nil {
+		return nil, errors.New("no state node can be asked")
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	for part := range slices.Chunk(ask, askMarks) {
+		quiet, err := s.ask(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, quiet...)
+	}
+	return out, nil
+}
+
+// ask asks state nodes where members stand, by marks that move nothing, and
+// returns the pushes of those who stand before what they are to be told of.
+func (s *Scheduler) ask(ctx context.Context, list []store.Push) (out []store.Push, err error) {
+	req := &v1.MarkRequest{Marks: make([]*v1.Mark, len(list))}
+	for i, p := range list {
+		req.Marks[i] = &v1.Mark{ConversationId: string(p.Conversation), UserId: string(p.User)}
+	}
+	res, err := s.State.Mark(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if len(res.GetResults()) != len(list) {
+		return nil, fmt.Errorf("%d answers for %d members", len(res.GetResults()), len(list))
+	}
+	for i, r := range res.GetResults() {
+		at := max(r.GetReceipt().GetDeliveredSeq(), r.GetReceipt().GetReadSeq())
+		switch reason := r.GetError().GetReason(); {
+		case reason == im.ReasonName(clientv1.Reason_REASON_NOT_MEMBER):
+			s.asked.WithLabelValues("not_member").Inc()
+		case r.GetError() != nil:
+			return nil, fmt.Errorf("a state node: %s", reason)
+		case at >= int64(list[i].Seq):
+			s.asked.WithLabelValues("acknowledged").Inc()
+		default:
+			s.asked.WithLabelValues("silent").Inc()
+			out = append(out, list[i])
 		}
 	}
 	return out, nil

@@ -32,7 +32,7 @@ var (
 	returnAfter = settings.Duration("presence.return_after", 5*time.Second, 0, time.Hour,
 		"The same for a connection that the server ended and whose client was told to come back: a node that stops, a device that did not answer.")
 
-	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter}}
+	declared = settings.Schema{Keys: []settings.Declared{offlineAfter, returnAfter, retentionDirect, retentionGroup, retentionPace, scheduleKeep}}
 )
 
 // GatewayClient is what the leader asks of a gateway. Safe for concurrent use.
@@ -76,6 +76,7 @@ func newPresenceMetrics(reg prometheus.Registerer) *presenceMetrics {
 		m.saved.WithLabelValues(r)
 	}
 	reg.MustRegister(m.users, m.sessions, m.watched, m.gateways, m.changes, m.shown, m.superseded, m.saved)
+	m.show(presence.Stats{})
 	return m
 }
 
@@ -95,6 +96,7 @@ var kinds = [...]string{presence.Began: "began", presence.Ended: "ended", presen
 func (s *Scheduler) work(ctx context.Context, t control.Term) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer s.schedule.noneOpen()
 	shown := make(chan error, 1)
 	go func() {
 		err := s.showPresence(ctx, t)
@@ -134,6 +136,7 @@ func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 		cancel()
 		f.wg.Wait()
 		s.presence.show(presence.Stats{})
+		s.online.Store(nil)
 	}()
 	f.wg.Go(func() { f.book.run(work) })
 	tick := time.NewTicker(presence.TickTime)
@@ -158,10 +161,7 @@ func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 
 // waits are the settings in force.
 func (s *Scheduler) waits() presence.Waits {
-	var now *settings.Snapshot
-	if s.Settings != nil {
-		now = s.Settings.Current()
-	}
+	now := s.current()
 	return presence.Waits{Offline: offlineAfter.In(now), Return: returnAfter.In(now)}
 }
 
@@ -187,7 +187,7 @@ func (f *following) step(ev presence.Event) {
 func (f *following) look(ctx context.Context) {
 	if now := time.Now(); now.Sub(f.count) >= statsEvery {
 		f.count = now
-		f.s.presence.show(f.core.Stats())
+		f.s.showStats(f.core.Stats())
 	}
 	if f.s.Gateway == nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/imdhq/imd/pkg/admin"
 	"github.com/imdhq/imd/pkg/control"
-	"github.com/imdhq/imd/pkg/failpoint"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/outbox"
@@ -20,8 +20,10 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/webhook"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 // Election is the name of the election in which this role takes part.
@@ -35,10 +37,20 @@ type Messages interface {
 	store.Fences
 	store.Jobs
 	store.Outbox
+	store.Retention
+	ClaimScheduled(ctx context.Context, p store.Proof, c store.ScheduledClaim) ([]store.Scheduled, error)
+	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
+	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
+	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
 	Entry(ctx context.Context, conv im.ConversationID, seq im.Seq) (im.Entry, error)
 	Expire(ctx context.Context, p store.Proof, now time.Time) (int, error)
 	SaveSeen(ctx context.Context, p store.Proof, seen []store.Seen) error
 	Seen(ctx context.Context, users []im.UserID) ([]store.Seen, error)
+}
+
+// StateClient is what the leader asks of state nodes. Safe for concurrent use.
+type StateClient interface {
+	Mark(context.Context, *v1.MarkRequest) (*v1.MarkResponse, error)
 }
 
 // Elector is what the scheduler asks of the control plane.
@@ -48,6 +60,7 @@ type Elector interface {
 
 // Deps is what the role works with.
 type Deps struct {
+	Node    im.NodeID // this node
 	Log     *zap.Logger
 	Reg     prometheus.Registerer
 	Elector func() Elector // asked once, in Run; nil = there is none yet
@@ -55,12 +68,23 @@ type Deps struct {
 	Routes  func() (store.Sweeper, error)
 	View    func() *control.View
 	// Live finds the routes of users; nil = that cannot be known here.
-	Live     func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	Live func(ctx context.Context, users []im.UserID) ([]store.Route, error)
+	// State is asked what devices have acknowledged; nil = it cannot be.
+	State    StateClient
 	Webhooks WebhookConfig
 	Push     PushConfig
 	Version  string // of the program, for receivers
 	// Gateway is one node's gateway, whose sessions are followed; nil = none is.
 	Gateway func(im.NodeID) GatewayClient
+	// Tally asks all nodes for what they counted; nil = nothing is counted. Errors:
+	// forbidden (another node leads).
+	Tally func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
+	// Kept keeps what was counted of the cluster.
+	Kept *tally.Book
+	// Submitter is the state role, which commits what is sent.
+	Submitter Submitter
+	// StateHome names the node that orders a conversation; nil = there is only one.
+	StateHome func(conv string) im.NodeID
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -78,6 +102,7 @@ type Scheduler struct {
 	trimmed  prometheus.Counter
 	handed   prometheus.Counter
 	pushed   *prometheus.CounterVec
+	asked    *prometheus.CounterVec
 	hooks    *outbox.Metrics
 
 	receivers []receiver      // set by Start
@@ -85,7 +110,11 @@ type Scheduler struct {
 	news      *news           // there are new events
 	poke      chan struct{}   // capacity 1: pushes became due
 
-	presence *presenceMetrics
+	presence    *presenceMetrics
+	online      atomic.Pointer[int64] // users shown as online; nil = not known, as nobody leads here or not all gateways have told
+	silentNodes prometheus.Gauge
+	retained    prometheus.Counter
+	schedule    *scheduleMetrics
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -98,7 +127,7 @@ func Spec() module.Spec {
 		Name:     "scheduler",
 		Role:     true,
 		Needs:    []string{"controlplane", "storage", "peers"},
-		Calls:    []string{"gateway"},
+		Calls:    []string{"gateway", "state"},
 		Settings: declared,
 		New: func(env *module.Env) (module.Module, error) {
 			hooks, push := DefaultWebhookConfig(), DefaultPushConfig()
@@ -106,7 +135,7 @@ func Spec() module.Spec {
 				return nil, err
 			}
 			s := New(Deps{
-				Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
+				Node: env.Node, Log: env.Log, Reg: env.Reg, Webhooks: hooks, Push: push, Version: env.Version,
 				Live: func(ctx context.Context, users []im.UserID) ([]store.Route, error) {
 					r, err := env.Store.Routes()
 					if err != nil {
@@ -120,11 +149,13 @@ func Spec() module.Spec {
 					}
 					return nil
 				},
-				Store:    func() (Messages, error) { return env.Store.Messages() },
-				Routes:   func() (store.Sweeper, error) { return env.Store.Routes() },
-				View:     env.Control.View,
-				Gateway:  func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
-				Settings: env.Settings,
+				Store:   func() (Messages, error) { return env.Store.Messages() },
+				Routes:  func() (store.Sweeper, error) { return env.Store.Routes() },
+				View:    env.Control.View,
+				Gateway: func(n im.NodeID) GatewayClient { return env.Peers.Gateway(n) },
+				State:   env.Peers.State(),
+				Tally:   env.Peers.Tally, Kept: env.Tally,
+				Settings: env.Settings, Submitter: env.Peers.State(), StateHome: env.Peers.StateHome,
 			})
 			env.MountOps("GET /statusz/jobs", status.Handler(s.page))
 			hookService := rpc.NewServer(rpc.Options{Log: env.Log, Metrics: rpc.NewMetrics(env.Reg), Timeout: serviceTimeout})
@@ -143,11 +174,15 @@ func New(d Deps) *Scheduler {
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "imd", Subsystem: "scheduler", Name: "run_seconds",
 			Help: "How long rounds of a job took.", Buckets: []float64{.001, .005, .025, .1, .5, 2, 10}}, []string{"job"}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "expired_total",
-			Help: "Revocations removed because no token can need them any more."}),
+			Help: "Rows removed because they are over: revocations, notes of sessions, mutes."}),
 	}
 	s.swept = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "routes_swept_total",
 		Help: "Routes removed that gateways left behind which ended without a word."})
-	s.presence = newPresenceMetrics(d.Reg)
+	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
+	s.silentNodes = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
+		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
+	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",
+		Help: "Entries that have gone because of their age."})
 	s.board = newBoard(s.jobs())
 	s.gathered = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "outbox", Name: "marks_total",
 		Help: "Marks of commits turned into events."})
@@ -157,9 +192,14 @@ func New(d Deps) *Scheduler {
 		Help: "Conversations of offline users of which they are to be notified."})
 	s.pushed = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "pushes_total",
 		Help: "Tries to notify users: taken, failed or given_up."}, []string{"result"})
+	s.asked = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "imd", Subsystem: "offline", Name: "asked_total",
+		Help: "Members with a connected device of whom state nodes were asked whether it has acknowledged: acknowledged, silent or not_member; failed counts questions without an answer."}, []string{"result"})
+	for _, r := range []string{"acknowledged", "silent", "not_member", "failed"} {
+		s.asked.WithLabelValues(r)
+	}
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed)
+	d.Reg.MustRegister(s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
 	return s
 }
 
@@ -196,22 +236,6 @@ func (s *Scheduler) campaign(ctx context.Context) error {
 		Fences: func() (store.Fences, error) { return s.Store() },
 		Lead:   s.work,
 	})
-}
-
-// expire is one round.
-func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
-	st, err := s.Store()
-	if err != nil {
-		return err
-	}
-	failpoint.Hit(failpoint.BeforeEffect)
-	n, err := st.Expire(ctx, t.Proof(), time.Now())
-	if err != nil {
-		return err
-	}
-	s.expired.Add(float64(n))
-	s.Log.Info("expired revocations were removed", zap.Int("removed", n), zap.Int64("token", t.Proof().Token))
-	return nil
 }
 
 // Drain resigns, so that another node leads before this one stops.

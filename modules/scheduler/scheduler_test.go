@@ -18,7 +18,10 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,6 +36,7 @@ type counting struct {
 	err   error
 	away  bool  // the rows of jobs cannot be read
 	old   int   // events that are too old
+	ended int   // scheduled messages that ended long ago
 	leads int64 // the token of the fence
 	jobs  map[string]store.JobRow
 	homes []store.Home
@@ -40,6 +44,9 @@ type counting struct {
 	view  control.View
 
 	gateways map[im.NodeID]*fakeGateway
+	attic    attic
+	settings settings.Source
+	tally    func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
 	seen     map[im.UserID]time.Time
 	seenErr  error
 }
@@ -68,6 +75,34 @@ func (c *counting) Jobs(context.Context) ([]store.JobRow, error) {
 		return nil, errors.New("away")
 	}
 	return slices.Collect(maps.Values(c.jobs)), nil
+}
+
+func (c *counting) Retain(_ context.Context, _ store.Proof, r store.Retain) (store.Retained, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attic.retain(r)
+}
+
+// Nothing is to be sent later.
+func (c *counting) ClaimScheduled(context.Context, store.Proof, store.ScheduledClaim) ([]store.Scheduled, error) {
+	return nil, nil
+}
+func (c *counting) SettleScheduled(context.Context, store.Proof, []store.ScheduledResult) error {
+	return nil
+}
+func (c *counting) ScheduledCounts(context.Context) (store.ScheduledCounts, error) {
+	return store.ScheduledCounts{Open: 3, Next: time.Now().Add(-time.Minute)}, nil
+}
+
+func (c *counting) TrimScheduled(_ context.Context, p store.Proof, before time.Time, most int) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before.After(time.Now().Add(-7*24*time.Hour)) || p.Token == 0 {
+		return 0, errors.New("these are still to be seen")
+	}
+	n := min(c.ended, most)
+	c.ended -= n
+	return n, nil
 }
 
 // Nobody is told of anything.
@@ -176,7 +211,7 @@ func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 // during runs a scheduler around a test of its work.
 func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	e := &sole{}
-	s := New(Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
+	s := New(Deps{Node: "n", Tally: c.tally, Settings: c.settings, Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
 		Store:  func() (Messages, error) { return c, nil },
 		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now,
 		Gateway: func(n im.NodeID) GatewayClient { return c.gateways[n] }, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})

@@ -61,6 +61,11 @@ func (s *State) History(ctx context.Context, req *v1.HistoryRequest) (*v1.Histor
 		limit = protocol.HistoryLimit
 	}
 	room := answerSize(req.MaxBytes) - pageOverhead
+	shared, done := c.readEnd(ctx, req, limit, room)
+	if shared != nil {
+		return shared, nil
+	}
+	defer done()
 	page, err := c.store.History(ctx, store.HistoryQuery{
 		Reader: im.UserID(req.UserId), Conversation: im.ConversationID(h.ConversationId),
 		After: im.Seq(h.AfterSeq), Before: im.Seq(h.BeforeSeq), Limit: min(limit, protocol.MaxHistoryLimit),

@@ -29,6 +29,7 @@ func TestDeliveredMovesOnlyOverWhatIsDelivered(t *testing.T) {
 			{0, 4, 5}, // never back
 			{5, 5, 5},
 			{5, 99, 10}, // never past the head
+			{0, 0, 10},  // a question
 		} {
 			if got := n.mark(t, "bob", tt.after, tt.seq).Receipt.GetDeliveredSeq(); got != tt.want {
 				t.Errorf("(%d, %d]: delivered %d, want %d", tt.after, tt.seq, got, tt.want)

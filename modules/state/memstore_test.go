@@ -443,3 +443,18 @@ func (m *memStore) Keys(context.Context) (all []store.Key, err error) {
 	})
 	return all, err
 }
+
+func (m *memStore) Starts(_ context.Context, conv im.ConversationID, users []im.UserID) (out map[im.UserID]im.Seq, err error) {
+	err = m.do("Starts", func() error {
+		out = map[im.UserID]im.Seq{}
+		if c := m.convs[conv]; c != nil {
+			for _, u := range users {
+				if mem := c.members[u]; mem != nil && !c.gone[u] {
+					out[u] = mem.Start
+				}
+			}
+		}
+		return nil
+	})
+	return out, err
+}

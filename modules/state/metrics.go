@@ -10,6 +10,8 @@ import (
 // metrics are the state role's own. No label takes a value that a client can
 // choose.
 type metrics struct {
+	tailReads     *prometheus.CounterVec // label: result (shared, refused)
+	tailLooks     prometheus.Counter
 	acks          *prometheus.CounterVec // label: result (ok, retry, fail)
 	duplicates    prometheus.Counter
 	batchRows     prometheus.Histogram
@@ -50,6 +52,8 @@ func newMetrics(reg prometheus.Registerer, cacheOpen func() bool) *metrics {
 		fanoutItems:   counter("state_fanout_items_total", "Items handed to the push role."),
 		fanoutDropped: vec("state_fanout_dropped_total", "Items that were not handed over; clients find them by their cursors.", "cause"),
 		positions:     vec("state_positions_total", "Delivered positions, by what became of them in the store.", "result"),
+		tailReads:     vec("state_tail_reads_total", "Reads of the end of a conversation that came together with others: shared one look at the store, or refused, as it was not for them.", "result"),
+		tailLooks:     counter("state_tail_looks_total", "Looks at the store for such reads."),
 		dedupLookups:  vec("dedup_lookups_total", "Resends that were looked up in the dedup cache, by what was found.", "result"),
 		dedupErrors:   vec("dedup_errors_total", "Calls to the dedup cache that failed, by class; open = not made, as it did not answer lately.", "class"),
 		dedupNotes:    vec("dedup_notes_total", "What the dedup cache was told behind the acks; failed and dropped ones cost a question to the store.", "result"),
@@ -72,7 +76,10 @@ func newMetrics(reg prometheus.Registerer, cacheOpen func() bool) *metrics {
 			}
 			return 0
 		})
-	reg.MustRegister(m.acks, m.duplicates, m.batchRows, m.wait, m.queued, m.appendSeconds, m.unknown,
+	for _, result := range []string{"shared", "refused"} {
+		m.tailReads.WithLabelValues(result)
+	}
+	reg.MustRegister(m.tailReads, m.tailLooks, m.acks, m.duplicates, m.batchRows, m.wait, m.queued, m.appendSeconds, m.unknown,
 		m.fanoutItems, m.fanoutDropped, m.positions, m.dedupLookups, m.dedupErrors, m.dedupNotes, m.dedupAnswers, open)
 	return m
 }

@@ -82,7 +82,7 @@ func (r *repeats) lookUp(ctx context.Context, epoch string, runs []*v1.Run) look
 			}
 		}
 	}
-	if len(keys) == 0 {
+	if len(keys) == 0 || failpoint.Bad(failpoint.PermissionBeforeDedup) { // which is asked of the store alone
 		return looked{}
 	}
 	found, err := r.cache.Try(ctx, r.owner, keys)

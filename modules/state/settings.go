@@ -14,5 +14,5 @@ var (
 	receiptMembers = settings.Int("receipt.max_members", protocol.LargeGroup, 2, maxReceiptMembers,
 		"Members of a group up to which the others see how far each has received and read.", settings.Unit("members"))
 
-	declared = settings.Schema{Keys: []settings.Declared{receiptMembers}}
+	declared = settings.Schema{Keys: []settings.Declared{receiptMembers, scheduleUser, scheduleTotal, scheduleHorizon}}
 )

@@ -28,7 +28,7 @@ func Spec() module.Spec {
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Node: env.Node, Store: env.Store.Messages, Dedup: env.Store.Dedup, Push: env.Peers.Push(), PushHome: env.Peers.PushHome,
 				Gateway: func(n im.NodeID) gatewayClient { return env.Peers.Gateway(n) },
-				View:    env.Control.View, Points: env.Peers.Points, Trace: env.Trace, Settings: env.Settings,
+				View:    env.Control.View, Points: env.Peers.Points, Trace: env.Trace, Tally: env.Tally, Settings: env.Settings,
 				IDs: func(ctx context.Context, marks store.Workers) (ids, error) { return startIDs(ctx, env, marks) },
 			})
 			env.Peers.ServeState(s)

@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -61,6 +62,8 @@ type Deps struct {
 	Points   func() int // of a node on the ring; nil = the default
 	// Trace remembers what became of messages; nil = nothing does.
 	Trace *trace.Log
+	// Tally counts what is stored; nil = nothing does.
+	Tally *tally.Book
 	// Settings may change while the role runs; nil = none are set.
 	Settings settings.Source
 }
@@ -97,7 +100,9 @@ type core struct {
 	repeats   *repeats
 	positions *positions
 	receipts  *receipts
+	tails     *tails
 	logins    *logins
+	scheduled *scheduled
 	keys      *cache[string, []store.Key]
 }
 
@@ -139,7 +144,9 @@ func (s *State) Start(ctx context.Context) error {
 		hints:     newCache[im.MessageID, struct{}](hintEvery, maxHints),
 		repeats:   newRepeats(known, s.Node, s.m, s.Log),
 		positions: newPositions(st, s.m, s.Log),
+		tails:     newTails(st, s.m),
 		logins:    newLogins(st),
+		scheduled: &scheduled{},
 		keys:      newCache[string, []store.Key](keyTTL, maxKeys),
 	}
 	c.fanout.kept = s.Trace
@@ -174,6 +181,7 @@ func (s *State) Run(ctx context.Context) error {
 	wg.Go(func() { c.receipts.run(ctx) })
 	wg.Go(func() { failed = c.ids.Run(ctx) })
 	wg.Wait()
+	c.tails.wait()
 	return failed
 }
 

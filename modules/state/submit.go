@@ -50,7 +50,7 @@ func (s *State) Submit(ctx context.Context, req *v1.SubmitRequest) (*v1.SubmitRe
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "state.Submit", "this node is leaving; another one has its conversations")
 	}
 	call := newCall(req, s.m)
-	defer call.count()
+	defer func() { s.Tally.Stored(call.count()) }()
 	runs := c.begin(ctx, call)
 	wait(ctx, call.done, func() {
 		for _, run := range runs {
@@ -178,16 +178,20 @@ func displaced(err *im.Error) bool {
 	return err.Reason == clientv1.Reason_REASON_SUPERSEDED || err.Reason == clientv1.Reason_REASON_REPLACED
 }
 
-// count counts the answers.
-func (c *call) count() {
+// count counts the answers, and returns how many messages were stored now.
+func (c *call) count() (stored int) {
 	for _, r := range c.res.Runs {
 		for _, a := range r.Acks {
 			c.m.ack(a.Status)
-			if a.Duplicate {
+			switch {
+			case a.Duplicate:
 				c.m.duplicates.Inc()
+			case a.Status == clientv1.Ack_ACK_OK:
+				stored++
 			}
 		}
 	}
+	return stored
 }
 
 // prepare checks the sends of a run and gives them message ids. What fails a

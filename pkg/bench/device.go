@@ -52,6 +52,8 @@ type device struct {
 	onJoin func(joined time.Duration) // as onUp, from the second time on
 	onSync func()                     // a session's sync has ended
 	onDown func(reason string, err error)
+
+	onPresence func(*clientv1.Presence) // an event of users it watches; nil = it watches nobody
 }
 
 // host is what the devices of a run share.
@@ -234,6 +236,12 @@ func (s *session) decoded(f *clientv1.ServerFrame) {
 		d.drain(s, k.Drain)
 	case *clientv1.ServerFrame_Bye:
 		s.bye = k.Bye
+	case *clientv1.ServerFrame_Presence:
+		if f.Id != 0 {
+			s.answer(f)
+		} else if d.onPresence != nil {
+			d.onPresence(k.Presence)
+		}
 	default:
 		s.answer(f)
 	}

@@ -47,6 +47,7 @@ type fake struct {
 	epochs func(welcomes int) string                                    // data_epoch; nil = always e
 
 	welcomes, refreshes int
+	watches             map[*fakeConn]string // whom a connection watches
 }
 
 type fakeConv struct {
@@ -63,7 +64,7 @@ type fakeConn struct {
 }
 
 func newFake(t testing.TB) *fake {
-	f := &fake{t: t, convs: map[string]*fakeConv{}, online: map[*fakeConn]bool{}}
+	f := &fake{t: t, convs: map[string]*fakeConv{}, online: map[*fakeConn]bool{}, watches: map[*fakeConn]string{}}
 	f.http = httptest.NewUnstartedServer(http.HandlerFunc(f.serve))
 	t.Cleanup(func() {
 		f.drop()
@@ -101,6 +102,8 @@ func (f *fake) serve(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		f.mu.Lock()
 		delete(f.online, c)
+		delete(f.watches, c)
+		f.show(c.user, 0, nil)
 		f.mu.Unlock()
 	}()
 	for {
@@ -138,6 +141,7 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 	case *clientv1.ClientFrame_Hello:
 		c.user = k.Hello.Token
 		c.f.online[c] = true
+		c.f.show(c.user, 0, nil)
 		c.f.welcomes++
 		w := &clientv1.Welcome{Version: 1, UserId: c.user, DataEpoch: "e", ServerTimeMs: time.Now().UnixMilli(), PingIntervalMs: 25000, PongTimeoutMs: 10000}
 		if c.f.epochs != nil {
@@ -147,6 +151,9 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 			w.TokenExpireMs = w.ServerTimeMs + c.f.life.Milliseconds()
 		}
 		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_Welcome{Welcome: w}})
+	case *clientv1.ClientFrame_WatchPresence:
+		c.f.watches[c] = k.WatchPresence.UserIds[0]
+		c.f.show(c.f.watches[c], m.Id, c)
 	case *clientv1.ClientFrame_RefreshToken:
 		c.f.refreshes++
 		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_RefreshResult{RefreshResult: &clientv1.RefreshResult{TokenExpireMs: time.Now().Add(c.f.life).UnixMilli()}}})
@@ -158,6 +165,20 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 		c.history(m.Id, k.History)
 	case *clientv1.ClientFrame_Read:
 		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_Receipt{Receipt: &clientv1.Receipt{ConversationId: k.Read.ConversationId}}})
+	}
+}
+
+// show tells those who watch a user whether it is online, at once; or, as an
+// answer, one of them.
+func (f *fake) show(user string, id uint32, only *fakeConn) {
+	p := &clientv1.Presence{Users: []*clientv1.UserPresence{{UserId: user}}}
+	for c := range f.online {
+		p.Users[0].Online = p.Users[0].Online || c.user == user
+	}
+	for c, whom := range f.watches {
+		if whom == user && (only == nil || only == c) {
+			c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Presence{Presence: p}})
+		}
 	}
 }
 
@@ -275,9 +296,12 @@ func (c *fakeConn) history(id uint32, h *clientv1.History) {
 	c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_HistoryResult{HistoryResult: &clientv1.HistoryResult{ConversationId: h.ConversationId, Page: page}}})
 }
 
+// page is what follows an entry, as much as one frame may hold.
 func (v *fakeConv) page(after int64) *clientv1.Page {
 	n := int64(len(v.entries))
-	return &clientv1.Page{Entries: v.entries[min(after, n):], CompleteFrom: after + 1, CompleteTo: n, End: true}
+	from := min(after, n)
+	to := min(from+protocol.MaxHistoryLimit, n)
+	return &clientv1.Page{Entries: v.entries[from:to], CompleteFrom: after + 1, CompleteTo: to, End: to == n}
 }
 
 // options starts the server and gives those of a short run against it.
@@ -285,10 +309,10 @@ func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
 	rate := 0.0
 	if scenario == "hot" || scenario == "slow" {
-		rate = 100
+		rate = 40
 	}
-	return Options{Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
-		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4, Pairs: 1,
+	return Options{least: 1, Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
+		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4, Pairs: 1, Flaps: 2, Within: 40 * time.Millisecond,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {
 			f.mu.Lock()

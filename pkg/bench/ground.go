@@ -48,7 +48,9 @@ func writeLog(ctx context.Context, rec *history.Recorder, read ReadLog, conv str
 			r := history.Record{Kind: history.Row, Conv: conv, Seq: e.Seq, Prev: e.PrevSeq, MID: e.MessageId, CMID: e.ClientMessageId,
 				Sender: e.Sender, Entry: entryName(e.Kind), T: 0}
 			if e.Kind == clientv1.EntryKind_ENTRY_KIND_MESSAGE {
-				r.Hash = hashOf(e.Kind, e.TargetSeq, e.Content)
+				if r.Hash = hashOf(e.Kind, e.TargetSeq, e.Content); e.Content == nil {
+					r.Hash, r.Name = "", history.Gone
+				}
 			}
 			rec.Add("db.final", r)
 			spans.take(e)

@@ -157,10 +157,10 @@ func (l *loop) run(end time.Duration) error {
 			l.pop().f()
 		}
 		l.flush()
-		l.tick()
-		if l.now >= end || l.stop {
+		if l.now >= end || l.stop { // and what was due before the end has begun, however late
 			break
 		}
+		l.tick()
 		wait := end - l.now
 		if len(l.timers) > 0 {
 			wait = min(wait, l.timers[0].at-l.now)

@@ -22,6 +22,7 @@ type meter struct {
 	deliveries int64  // of messages, in the measured part
 	entries    int64  // read with pages
 	states     int64  // of conversations, read with syncs
+	eventsMost int    // presence: that one watcher got in one round
 	onReceived func() // of a message; nil = nobody waits for it
 	open       int    // operations that have begun and not ended
 	lastSeen   time.Duration

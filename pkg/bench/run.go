@@ -46,13 +46,16 @@ type Options struct {
 	// LongestPause bounds the pause that a device chooses before it comes back; 0 = by the rules of the protocol.
 	LongestPause time.Duration
 
-	Conversations int  // sync, resume and connect: conversations of each user
-	Entries       int  // history: entries of each conversation
-	Page          int  // history: entries of a page
-	GroupSize     int  // mix: members of a group
-	Pairs         int  // slow: stretches with and without a client that does not read
-	Senders       int  // hot: devices that write into the hot conversation
-	Whole         bool // fanout: a message has ended when all members have it, and the next one leaves then
+	Conversations int           // sync, resume and connect: conversations of each user
+	Entries       int           // history: entries of each conversation
+	Page          int           // history: entries of a page
+	GroupSize     int           // mix: members of a group
+	Pairs         int           // slow: stretches with and without a client that does not read
+	Flaps         int           // presence: how often the user who is watched comes and goes in a round
+	Within        time.Duration // presence: the time for that
+	Senders       int           // hot: devices that write into the hot conversation
+	Members       int           // fanout: of the group, connected or not; below Users = Users
+	Whole         bool          // fanout: a message has ended when all members have it, and the next one leaves then
 	// Reader is a user that exists: history and sync read what it has in place of
 	// what they write themselves. Empty = none.
 	Reader       string
@@ -65,6 +68,8 @@ type Options struct {
 	// Returned is called, beside the run and at most once a second, when devices
 	// are back after a loss: the server may be another process now. nil = not.
 	Returned func(ctx context.Context)
+
+	least int64 // operations that the measured part has at least, for short runs on a busy machine
 }
 
 // Progress is how far a run is.
@@ -125,16 +130,17 @@ type scenario struct {
 }
 
 var scenarios = map[string]scenario{
-	"connect": {"open connections, authenticate, and keep them idle", (*runner).connectOnly},
-	"send":    {"pairs of a sender and a receiver", (*runner).sendPairs},
-	"fanout":  {"one group with everybody online; one sender", (*runner).fanout},
-	"hot":     {"one conversation written to as fast as it goes, beside others at a rate", (*runner).hot},
-	"slow":    {"pairs that write at a rate, beside one client that by turns does not read", (*runner).slow},
-	"repeat":  {"send messages, and the same messages again", (*runner).repeat},
-	"history": {"read pages of conversations", (*runner).readHistory},
-	"sync":    {"ask what has changed, as users with many conversations", (*runner).syncs},
-	"resume":  {"drop all connections at once and let every device come back", (*runner).resume},
-	"mix":     {"direct messages, groups, reads, history and sync in stated shares", (*runner).mixed},
+	"connect":  {"open connections, authenticate, and keep them idle", (*runner).connectOnly},
+	"send":     {"pairs of a sender and a receiver", (*runner).sendPairs},
+	"fanout":   {"one group with everybody online; one sender", (*runner).fanout},
+	"hot":      {"one conversation written to as fast as it goes, beside others at a rate", (*runner).hot},
+	"slow":     {"pairs that write at a rate, beside one client that by turns does not read", (*runner).slow},
+	"presence": {"one user who comes and goes, watched by all others", (*runner).presence},
+	"repeat":   {"send messages, and the same messages again", (*runner).repeat},
+	"history":  {"read pages of conversations", (*runner).readHistory},
+	"sync":     {"ask what has changed, as users with many conversations", (*runner).syncs},
+	"resume":   {"drop all connections at once and let every device come back", (*runner).resume},
+	"mix":      {"direct messages, groups, reads, history and sync in stated shares", (*runner).mixed},
 }
 
 // Scenarios are the names Run knows, with a sentence each.
@@ -440,6 +446,9 @@ func (r *runner) measure() error {
 	}
 	r.begin()
 	_, err := r.wait("measure", r.o.Duration, func() bool { return false })
+	if err == nil && r.ops < r.o.least {
+		_, err = r.wait("measure", r.o.Settle, func() bool { return r.ops >= r.o.least })
+	}
 	r.finish()
 	return errors.Join(err, r.settle())
 }

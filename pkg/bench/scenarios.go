@@ -122,12 +122,16 @@ func (r *runner) fanout() error {
 	for i := range r.o.Users {
 		users = append(users, r.user(i))
 	}
-	conv, err := r.o.Group(r.ctx, users[0], users[1:])
+	members := users
+	for i := len(users); i < r.o.Members; i++ {
+		members = append(members, r.user(i)) // never here
+	}
+	conv, err := r.o.Group(r.ctx, members[0], members[1:])
 	if err != nil {
 		return fmt.Errorf("make the group: %w", err)
 	}
 	r.join(conv, users...)
-	if err := r.connectAll(r.o.Conns, func(d *device) { d.in.large = r.o.Users > protocol.LargeGroup }); err != nil {
+	if err := r.connectAll(r.o.Conns, func(d *device) { d.in.large = len(members) > protocol.LargeGroup }); err != nil {
 		return err
 	}
 	d := r.devices[0]

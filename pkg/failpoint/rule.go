@@ -64,6 +64,7 @@ const (
 	EpochWithoutTime      Defect = "epoch-without-time"      // route epochs begin again when the route store has forgotten them
 	AbsenceCached         Defect = "absence-cached"          // that a user has no route is remembered
 	ParkBuffered          Defect = "park-buffered"           // a connection is parked with bytes in its buffer
+	RetainYoung           Defect = "retain-young"            // retention lets go what is an hour too young
 	UnboundedQueue        Defect = "unbounded-queue"         // nothing bounds what waits for a connection
 )
 

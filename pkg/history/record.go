@@ -87,6 +87,10 @@ const (
 	EtcdRestored = "restored"
 )
 
+// Gone is the name of a row whose content is not kept any more, because of its
+// age; it has no hash.
+const Gone = "gone"
+
 // Aside is the entry of a fault that is no excuse for what clients meet.
 const Aside = "aside"
 

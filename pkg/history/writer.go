@@ -138,7 +138,7 @@ func (r *Recorder) Close(run Run) error {
 		err = errors.Join(err, f.w.Flush(), f.f.Close())
 	}
 	run.Ended = int64(time.Since(r.began))
-	run.Began = r.began.UTC().Format(time.RFC3339)
+	run.Began = r.began.UTC().Format(time.RFC3339Nano)
 	raw, jerr := json.MarshalIndent(run, "", "  ")
 	return errors.Join(err, jerr, os.WriteFile(filepath.Join(r.dir, "run.json"), append(raw, '\n'), 0o644))
 }

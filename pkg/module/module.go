@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/peer"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
 )
 
@@ -79,6 +80,8 @@ type Env struct {
 	Keys     KeySource
 	// Trace remembers what became of messages here; nil = nothing does.
 	Trace *trace.Log
+	// Tally counts what this process does; nil = nothing does.
+	Tally *tally.Book
 	// MountPublic and MountOps add a handler to the public or the ops listener.
 	// Patterns are those of http.ServeMux. Only before Start.
 	MountPublic func(pattern string, h http.Handler)

@@ -18,6 +18,8 @@ var (
 	stateSyncMany, directoryAdmitMany                     = method("state.SyncMany"), method("directory.AdmitMany")
 	stateHeads, stateClear                                = method("state.Heads"), method("state.ClearHistory")
 	stateHealth                                           = method("state.Health")
+	stateSchedule, stateListScheduled                     = method("state.Schedule"), method("state.ListScheduled")
+	stateCancelScheduled                                  = method("state.CancelScheduled")
 	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
 	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                                       = method("directory.Revoke")
@@ -160,6 +162,18 @@ func (c stateClient) Heads(ctx context.Context, r *v1.HeadsRequest) (*v1.HeadsRe
 
 func (c stateClient) ClearHistory(ctx context.Context, r *v1.ClearHistoryRequest) (*v1.ClearHistoryResponse, error) {
 	return invoke(ctx, c.s, &c.s.state, stateClear, shardKey(r.ConversationId), stateHandler.ClearHistory, r)
+}
+
+func (c stateClient) Schedule(ctx context.Context, r *v1.ScheduleRequest) (*v1.ScheduleResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateSchedule, shardKey(r.ConversationId), stateHandler.Schedule, r)
+}
+
+func (c stateClient) ListScheduled(ctx context.Context, r *v1.ListScheduledRequest) (*v1.ListScheduledResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateListScheduled, r.UserId, stateHandler.ListScheduled, r)
+}
+
+func (c stateClient) CancelScheduled(ctx context.Context, r *v1.CancelScheduledRequest) (*v1.CancelScheduledResponse, error) {
+	return invoke(ctx, c.s, &c.s.state, stateCancelScheduled, r.UserId, stateHandler.CancelScheduled, r)
 }
 
 // Health asks the state role of this process.

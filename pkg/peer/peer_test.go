@@ -26,33 +26,34 @@ func submit(conv string) *v1.SubmitRequest {
 }
 
 func TestCallsOfAConversationStayTogether(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	seen := map[string]int{}
-	if w.caller.Reaches("state") {
-		t.Error("nodes are reached before one has answered")
-	}
-	defer func() {
-		if !w.caller.Reaches("state") {
-			t.Error("no node is reached")
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		seen := map[string]int{}
+		if w.caller.Reaches("state") {
+			t.Error("nodes are reached before one has answered")
 		}
-	}()
-	for i := range 60 {
-		conv := fmt.Sprint("g_", i)
-		home := w.home(conv)
-		before := home.answered.Load()
-		for range 3 {
-			if _, err := w.caller.State().Submit(t.Context(), submit(conv)); err != nil {
-				t.Fatal(err)
+		defer func() {
+			if !w.caller.Reaches("state") {
+				t.Error("no node is reached")
 			}
+		}()
+		for i := range 60 {
+			conv := fmt.Sprint("g_", i)
+			home := w.home(conv)
+			before := home.answered.Load()
+			for range 3 {
+				if _, err := w.caller.State().Submit(t.Context(), submit(conv)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := home.answered.Load() - before; got != 3 {
+				t.Errorf("%s: its node got %d of 3 calls", conv, got)
+			}
+			seen[home.name]++
 		}
-		if got := home.answered.Load() - before; got != 3 {
-			t.Errorf("%s: its node got %d of 3 calls", conv, got)
+		if len(seen) != 3 {
+			t.Errorf("60 conversations are on %d nodes", len(seen))
 		}
-		seen[home.name]++
-	}
-	if len(seen) != 3 {
-		t.Errorf("60 conversations are on %d nodes", len(seen))
-	}
+	})
 }
 
 // A caller sees the same error from another process as from its own, however
@@ -141,51 +142,53 @@ func TestMostNodesAreDead(t *testing.T) {
 
 // A process whose socket is open but whose lanes hang does not come back.
 func TestSickNodesStayOut(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	w.probing(t)
-	sick := w.home("g_1")
-	sick.sick.Store(true)
-	sick.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE})
-	for range 6 {
-		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); err != nil {
-			t.Fatal(err)
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		w.probing(t)
+		sick := w.home("g_1")
+		sick.sick.Store(true)
+		sick.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE})
+		for range 6 {
+			if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	g := w.caller.state.group
-	out := func() balance.Standing {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return g.eject.Standing(sick.name)
-	}
-	if out() == balance.Used {
-		t.Fatal("a node whose calls all fail still gets calls")
-	}
-	for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		g := w.caller.state.group
+		out := func() balance.Standing {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.eject.Standing(sick.name)
+		}
 		if out() == balance.Used {
-			t.Fatal("a node that fails its probes came back")
+			t.Fatal("a node whose calls all fail still gets calls")
 		}
-	}
-	sick.sick.Store(false)
-	sick.fail.Store(nil)
-	eventually(t, "the node is back", func() bool { return out() == balance.Used })
+		for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			if out() == balance.Used {
+				t.Fatal("a node that fails its probes came back")
+			}
+		}
+		sick.sick.Store(false)
+		sick.fail.Store(nil)
+		eventually(t, "the node is back", func() bool { return out() == balance.Used })
+	})
 }
 
 // Refusals of a node that is well do not count against it.
 func TestBusyNodesAreNotEjected(t *testing.T) {
-	w := newWorld(t, "a", "b")
-	home := w.home("g_1")
-	home.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
-	for range 10 {
-		if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
-			t.Fatal(err)
+	still(t, []string{"a", "b"}, func(t *testing.T, w *world) {
+		home := w.home("g_1")
+		home.fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
+		for range 10 {
+			if _, err := w.caller.State().Submit(t.Context(), submit("g_1")); im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+				t.Fatal(err)
+			}
 		}
-	}
-	if home.calls.Load() != 10 {
-		t.Errorf("%d calls: a busy node was asked again, or another one was", home.calls.Load())
-	}
-	if w.caller.state.group.eject.Out() != 0 {
-		t.Error("a busy node is left out")
-	}
+		if home.calls.Load() != 10 {
+			t.Errorf("%d calls: a busy node was asked again, or another one was", home.calls.Load())
+		}
+		if w.caller.state.group.eject.Out() != 0 {
+			t.Error("a busy node is left out")
+		}
+	})
 }
 
 // Methods whose caller repeats them are made once here.
@@ -207,108 +210,110 @@ func TestOnlyMarkedMethodsAreRepeated(t *testing.T) {
 
 // A call ends after 1.2 s in all, and each attempt after 500 ms.
 func TestTimesOfACall(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	for _, n := range w.nodes {
-		n.slow.Store(int64(time.Minute))
-	}
-	begin := time.Now()
-	_, err := w.caller.State().Submit(t.Context(), submit("g_1"))
-	if took := time.Since(begin); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE || took < 1100*time.Millisecond || took > 1800*time.Millisecond {
-		t.Errorf("after %v: %v", took, err)
-	}
-	calls := 0
-	for _, n := range w.nodes {
-		calls += int(n.calls.Load())
-	}
-	if calls != 3 {
-		t.Errorf("%d attempts, want 3", calls)
-	}
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		for _, n := range w.nodes {
+			n.slow.Store(int64(time.Minute))
+		}
+		begin := time.Now()
+		_, err := w.caller.State().Submit(t.Context(), submit("g_1"))
+		if took := time.Since(begin); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE || took != CallTimeout {
+			t.Errorf("after %v: %v", took, err)
+		}
+		calls := 0
+		for _, n := range w.nodes {
+			calls += int(n.calls.Load())
+		}
+		if calls != 3 {
+			t.Errorf("%d attempts, want 3", calls)
+		}
+	})
 }
 
 // A slow node is answered for by another one, and its call is given up.
 func TestBackupRequests(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	read := func() time.Duration {
-		begin := time.Now()
-		res, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g_1"})
-		if err != nil || len(res.Members) != 1 {
-			t.Fatal(err)
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		read := func() time.Duration {
+			begin := time.Now()
+			res, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g_1"})
+			if err != nil || len(res.Members) != 1 {
+				t.Fatal(err)
+			}
+			return time.Since(begin)
 		}
-		return time.Since(begin)
-	}
-	for range 200 {
-		read()
-	}
-	slow := w.home("g_1")
-	slow.slow.Store(int64(450 * time.Millisecond))
-	for i := range 5 {
-		if took := read(); took > 300*time.Millisecond {
-			t.Errorf("read %d took %v although another node is quick", i, took)
+		for range 200 {
+			read()
 		}
-	}
-	calls := int64(0)
-	for _, n := range w.nodes {
-		calls += n.calls.Load()
-	}
-	if calls > 215 {
-		t.Errorf("%d calls for 205 reads", calls)
-	}
+		slow := w.home("g_1")
+		slow.slow.Store(int64(450 * time.Millisecond))
+		for i := range 5 {
+			if took := read(); took > balance.MinHedgeDelay {
+				t.Errorf("read %d took %v although another node is quick", i, took)
+			}
+		}
+		calls := int64(0)
+		for _, n := range w.nodes {
+			calls += n.calls.Load()
+		}
+		if calls > 215 {
+			t.Errorf("%d calls for 205 reads", calls)
+		}
+	})
 }
 
 // One slow node of three: readers hardly notice, at the price of few extra
 // calls.
 func TestOneSlowNodeOfThree(t *testing.T) {
-	const reads, added = 300, 200 * time.Millisecond
-	p99 := func(repeat v1.Repeat) (time.Duration, int64) {
-		w := newWorld(t, "a", "b", "c")
-		w.nodes[0].slow.Store(int64(added))
-		m := *stateMembers
-		m.Repeat = repeat
-		took := make([]time.Duration, reads)
-		var wg sync.WaitGroup
-		for i := range 6 {
-			wg.Go(func() {
-				for j := i; j < reads; j += 6 {
-					begin := time.Now()
-					if _, err := invoke(t.Context(), w.caller, &w.caller.state, &m, fmt.Sprint("g_", j), stateHandler.Members, &v1.MembersRequest{}); err != nil {
-						t.Log(err) // it counts as long as it took
+	const reads, usual, added = 300, time.Millisecond, 200 * time.Millisecond
+	p99 := func(repeat v1.Repeat) (p99 time.Duration, extra int64) {
+		still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+			for _, n := range w.nodes {
+				n.slow.Store(int64(usual))
+			}
+			w.nodes[0].slow.Store(int64(usual + added))
+			m := *stateMembers
+			m.Repeat = repeat
+			took := make([]time.Duration, reads)
+			var wg sync.WaitGroup
+			for i := range 6 {
+				wg.Go(func() {
+					for j := i; j < reads; j += 6 {
+						begin := time.Now()
+						if _, err := invoke(t.Context(), w.caller, &w.caller.state, &m, fmt.Sprint("g_", j), stateHandler.Members, &v1.MembersRequest{}); err != nil {
+							t.Error(err)
+						}
+						took[j] = time.Since(begin)
 					}
-					took[j] = time.Since(begin)
-				}
-			})
-		}
-		wg.Wait()
-		calls := int64(0)
-		for _, n := range w.nodes {
-			calls += n.calls.Load()
-		}
-		took = took[reads/4:] // what is slow must be seen first
-		slices.Sort(took)
-		return took[len(took)*99/100], calls - reads
+				})
+			}
+			wg.Wait()
+			for _, n := range w.nodes {
+				extra += n.calls.Load()
+			}
+			took, extra = took[reads/4:], extra-reads // what is slow must be seen first
+			slices.Sort(took)
+			p99 = took[len(took)*99/100]
+		})
+		return p99, extra
 	}
-	for try := 1; ; try++ {
-		without, _ := p99(v1.Repeat_REPEAT_ANYWHERE)
-		with, extra := p99(v1.Repeat_REPEAT_BACKUP)
-		t.Logf("p99 %v with backup requests, %v without; %d extra calls for %d reads", with, without, extra, reads)
-		if with <= without*3/10 && extra <= reads/20 {
-			return
-		}
-		if try == 3 { // a busy machine may spoil one figure
-			t.Fatal("readers notice a slow node, or too many calls were made")
-		}
+	without, _ := p99(v1.Repeat_REPEAT_ANYWHERE)
+	with, extra := p99(v1.Repeat_REPEAT_BACKUP)
+	t.Logf("p99 %v with backup requests, %v without; %d extra calls for %d reads", with, without, extra, reads)
+	if with > without*3/10 || extra > reads/20 {
+		t.Error("readers notice a slow node, or too many calls were made")
 	}
 }
 
 // With a single node there is nobody else to ask: the call waits.
 func TestASingleNodeIsWaitedFor(t *testing.T) {
-	w := newWorld(t, "a")
-	w.nodes[0].slow.Store(int64(300 * time.Millisecond))
-	if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
-		t.Fatal(err)
-	}
-	if n := w.nodes[0].calls.Load(); n != 1 {
-		t.Errorf("%d calls", n)
-	}
+	still(t, []string{"a"}, func(t *testing.T, w *world) {
+		w.nodes[0].slow.Store(int64(300 * time.Millisecond))
+		if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
+			t.Fatal(err)
+		}
+		if n := w.nodes[0].calls.Load(); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+	})
 }
 
 // A node that vanishes gets no new calls; what it has in hand ends well, and
@@ -351,43 +356,45 @@ func TestANewStartIsANewPeer(t *testing.T) {
 }
 
 func TestMarksGoToTheNodesOfTheirConversations(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	req := &v1.MarkRequest{}
-	for i := range 40 {
-		req.Marks = append(req.Marks, &v1.Mark{ConversationId: fmt.Sprint("g_", i), Seq: int64(i)})
-	}
-	w.nodes[1].fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
-	res, err := w.caller.State().Mark(t.Context(), req)
-	if err != nil || len(res.Results) != 40 {
-		t.Fatal(err, len(res.GetResults()))
-	}
-	for i, r := range res.Results {
-		far := w.home(fmt.Sprint("g_", i)) == w.nodes[1]
-		if far != (r.Error.GetReason() == "busy") || !far && r.Receipt.GetDeliveredSeq() != int64(i) {
-			t.Errorf("mark %d: %v", i, r)
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		req := &v1.MarkRequest{}
+		for i := range 40 {
+			req.Marks = append(req.Marks, &v1.Mark{ConversationId: fmt.Sprint("g_", i), Seq: int64(i)})
 		}
-	}
-	for _, n := range w.nodes {
-		if n.calls.Load() != 1 {
-			t.Errorf("%s got %d calls", n.name, n.calls.Load())
+		w.nodes[1].fail.Store(&im.Error{Reason: clientv1.Reason_REASON_BUSY})
+		res, err := w.caller.State().Mark(t.Context(), req)
+		if err != nil || len(res.Results) != 40 {
+			t.Fatal(err, len(res.GetResults()))
 		}
-	}
+		for i, r := range res.Results {
+			far := w.home(fmt.Sprint("g_", i)) == w.nodes[1]
+			if far != (r.Error.GetReason() == "busy") || !far && r.Receipt.GetDeliveredSeq() != int64(i) {
+				t.Errorf("mark %d: %v", i, r)
+			}
+		}
+		for _, n := range w.nodes {
+			if n.calls.Load() != 1 {
+				t.Errorf("%s got %d calls", n.name, n.calls.Load())
+			}
+		}
+	})
 }
 
 // Pickers may be changed while calls are made.
 func TestUsePicker(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
-	w.caller.UsePicker("state.Members", balance.NameRoundRobin)
-	for range 9 {
-		if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
-			t.Fatal(err)
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		w.caller.UsePicker("state.Members", balance.NameRoundRobin)
+		for range 9 {
+			if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: "g"}); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	for _, n := range w.nodes {
-		if n.calls.Load() != 3 {
-			t.Errorf("%s got %d of 9 calls", n.name, n.calls.Load())
+		for _, n := range w.nodes {
+			if n.calls.Load() != 3 {
+				t.Errorf("%s got %d of 9 calls", n.name, n.calls.Load())
+			}
 		}
-	}
+	})
 }
 
 // A process that has the role itself is one node among others.

@@ -35,6 +35,7 @@ type Set struct {
 	placed map[string][]control.Node // roles that do not come from the registry
 
 	trace *trace.Log // what is remembered of messages; nil = nothing
+	tally counting
 }
 
 // handler holds the handler of a service in this process.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect/v2"
@@ -122,7 +123,11 @@ func (n *stateNode) stop() {
 }
 
 func (n *stateNode) record() control.Node {
-	return control.Node{ID: im.NodeID(n.name), BootID: "b-" + n.name, Roles: []string{"state"}, State: control.Serving, Weight: 1, Internal: n.ln.Addr().String()}
+	addr := "127.0.0.1:1" // of a still world
+	if n.ln != nil {
+		addr = n.ln.Addr().String()
+	}
+	return control.Node{ID: im.NodeID(n.name), BootID: "b-" + n.name, Roles: []string{"state"}, State: control.Serving, Weight: 1, Internal: addr}
 }
 
 func view(nodes ...*stateNode) *control.View {
@@ -154,6 +159,28 @@ func newWorldOver(t testing.TB, sec Security, names ...string) *world {
 	w.caller.Update(view(w.nodes...))
 	t.Cleanup(w.caller.Close)
 	return w
+}
+
+// still runs a test in a world without a network, where time passes only while
+// everybody waits: calls reach the nodes directly, and a busy machine makes
+// nothing late.
+func still(t *testing.T, names []string, test func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{caller: NewSet("caller", zap.NewNop())}
+		for _, name := range names {
+			n := &stateNode{name: name, set: NewSet(im.NodeID(name), zap.NewNop())}
+			n.set.ServeState(n)
+			w.nodes = append(w.nodes, n)
+		}
+		w.caller.Link(Link{BootID: "b", Reg: prometheus.NewRegistry()})
+		w.caller.Update(view(w.nodes...))
+		w.caller.state.at = func(r *remote) internalv1connect.StateServiceHandler { return w.node(string(r.id())) }
+		for _, n := range w.nodes {
+			w.caller.reach(im.NodeID(n.name)).remote.peer = checker{n.set}
+		}
+		test(t, w)
+	})
 }
 
 func (w *world) node(name string) *stateNode {

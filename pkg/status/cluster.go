@@ -13,6 +13,7 @@ import (
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/trace"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 // routeLimit bounds a look into the route store.
@@ -39,6 +40,9 @@ type Deps struct {
 	Trace func(context.Context, trace.Query) []peer.Remembered
 	// History reads conversations as the system does.
 	History historian
+	// Tally is what the leader last told of the whole cluster; it gives nil while
+	// none has.
+	Tally func() *v1.Tally
 	// Guard lets requests pass that may see what is about single users.
 	Guard func(http.Handler) http.Handler
 }
@@ -49,6 +53,7 @@ func Mount(mount func(pattern string, h http.Handler), d Deps) {
 	mount("GET /statusz/nodes", Handler(d.nodes))
 	mount("GET /statusz/leaders", Handler(d.leaders))
 	mount("GET /statusz/settings", Handler(d.settings))
+	mount("GET /statusz/stats", Handler(d.stats))
 	mount("GET /statusz/trace/{message}", d.Guard(http.HandlerFunc(d.trace)))
 	mount("GET /statusz/routes/{user}", d.Guard(http.HandlerFunc(d.routes)))
 }
@@ -79,7 +84,7 @@ func (d Deps) overview(*http.Request) (any, Page) {
 			o.Leads = append(o.Leads, l.Name)
 		}
 	}
-	return o, Page{"node " + o.Node, []Table{{Columns: []string{"", ""}, Rows: [][]string{
+	return o, Page{Title: "node " + o.Node, Tables: []Table{{Columns: []string{"", ""}, Rows: [][]string{
 		{"roles", strings.Join(o.Roles, ", ")}, {"state", o.State}, {"version", o.Version}, {"started", when(o.Started)},
 		{"nodes in view", fmt.Sprint(o.Nodes)}, {"revision of the view", number(o.Revision, o.Stale)},
 		{"settings revision", fmt.Sprint(o.Settings)}, {"leads", strings.Join(o.Leads, ", ")},
@@ -108,7 +113,7 @@ func (d Deps) nodes(*http.Request) (any, Page) {
 		out.Nodes = append(out.Nodes, NodeStatus{n, string(n.Standing), n.Cordon})
 		rows = append(rows, []string{string(n.ID), strings.Join(n.Roles, ", "), string(n.State), string(n.Standing), n.Cordon, n.Version, n.Zone, fmt.Sprint(n.Weight), n.Public, n.Ops, n.Internal, when(n.Started)})
 	}
-	return out, Page{"nodes, revision " + number(v.Revision, v.Stale), []Table{{Rows: rows,
+	return out, Page{Title: "nodes, revision " + number(v.Revision, v.Stale), Tables: []Table{{Rows: rows,
 		Columns: []string{"node", "roles", "state", "registry", "cordon", "version", "zone", "weight", "public", "ops", "internal", "started"}}}}
 }
 
@@ -137,7 +142,7 @@ func (d Deps) leaders(*http.Request) (any, Page) {
 		}
 		rows = append(rows, []string{one.Name, string(one.Node), state, fmt.Sprint(one.Token), when(one.Since), one.Address})
 	}
-	return out, Page{"leaders, revision " + number(l.Revision, l.Stale), []Table{{Rows: rows,
+	return out, Page{Title: "leaders, revision " + number(l.Revision, l.Stale), Tables: []Table{{Rows: rows,
 		Columns: []string{"election", "node", "state", "token", "since", "address"}}}}
 }
 
@@ -215,7 +220,7 @@ func (d Deps) routes(w http.ResponseWriter, r *http.Request) {
 		rows = append(rows, []string{string(f.Session), string(f.Login), string(f.Device), string(f.Class), string(f.Node), fmt.Sprint(f.Epoch), when(f.Since)})
 	}
 	Handler(func(*http.Request) (any, Page) {
-		return out, Page{"routes of " + out.User, []Table{{Rows: rows, Columns: []string{"session", "login", "device", "class", "node", "route epoch", "since"}}}}
+		return out, Page{Title: "routes of " + out.User, Tables: []Table{{Rows: rows, Columns: []string{"session", "login", "device", "class", "node", "route epoch", "since"}}}}
 	}).ServeHTTP(w, r)
 }
 

@@ -3,6 +3,7 @@ package status
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"html/template"
 	"net/http"
 	"strings"
@@ -11,7 +12,69 @@ import (
 // Page is what people see. Cells are plain text.
 type Page struct {
 	Title  string
+	Plots  []Plot
 	Tables []Table
+}
+
+// Plot is a row of values, drawn as bars.
+type Plot struct {
+	Caption string
+	Bars    []Bar
+}
+
+// Bar is one value of a plot.
+type Bar struct {
+	Label string
+	Value int64 // below 0 = not known; drawn as a gap
+}
+
+// The size of a plot.
+const (
+	barStep    = 16 // of which 12 are bar
+	plotHeight = 80
+)
+
+// column is one bar as it is drawn.
+type column struct {
+	X, Y, Height int64
+	Label        string
+}
+
+// Width is that of the drawing.
+func (p Plot) Width() int { return max(1, len(p.Bars)) * barStep }
+
+// Most is the highest value; 0 if there is none.
+func (p Plot) Most() int64 {
+	most := int64(0)
+	for _, b := range p.Bars {
+		most = max(most, b.Value)
+	}
+	return most
+}
+
+// Columns are the bars that are drawn; what is not nothing is seen.
+func (p Plot) Columns() []column {
+	var out []column
+	most := p.Most()
+	for i, b := range p.Bars {
+		c := column{X: int64(i * barStep), Label: fmt.Sprintf("%s: %d", b.Label, b.Value)}
+		if b.Value > 0 {
+			c.Height = max(1, b.Value*plotHeight/most)
+		}
+		c.Y = plotHeight - c.Height
+		if b.Value >= 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Ends are the labels below the first and the last bar.
+func (p Plot) Ends() string {
+	if len(p.Bars) == 0 {
+		return ""
+	}
+	return p.Bars[0].Label + " to " + p.Bars[len(p.Bars)-1].Label
 }
 
 // Table is one table of a page; a table without rows says "none".
@@ -27,7 +90,7 @@ type Link struct{ Path, Name string }
 // Pages are those of every process. A process lacks those of roles it has not.
 var Pages = []Link{
 	{"/statusz/", "overview"}, {"/statusz/nodes", "nodes"}, {"/statusz/leaders", "leaders"}, {"/statusz/settings", "settings"},
-	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"}, {"/statusz/jobs", "jobs"},
+	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"}, {"/statusz/jobs", "jobs"}, {"/statusz/stats", "statistics"},
 }
 
 // Handler answers with what read gives: data as JSON, or, for browsers, the page.
@@ -60,9 +123,11 @@ func Handler(read func(*http.Request) (data any, page Page)) http.Handler {
 }
 
 var pages = template.Must(template.New("").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>imd {{.Title}}</title>
-<style>body{font:14px system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}</style>
+<style>body{font:14px system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}svg{display:block;border-bottom:1px solid #888}rect{fill:#36c}figure{display:inline-block;margin:0 2em 1.5em 0;vertical-align:top}figcaption{font-weight:600}small{color:#555}</style>
 <p>{{range .Links}}<a href="{{.Path}}">{{.Name}}</a> {{end}}</p><h1>{{.Title}}</h1>
-{{range .Tables}}{{with .Caption}}<h2>{{.}}</h2>{{end}}
+{{range .Plots}}<figure><figcaption>{{.Caption}}</figcaption><small>highest {{.Most}}</small>
+<svg width="{{.Width}}" height="80" role="img" aria-label="{{.Caption}}">{{range .Columns}}<rect x="{{.X}}" y="{{.Y}}" width="12" height="{{.Height}}"><title>{{.Label}}</title></rect>{{end}}</svg><small>{{.Ends}}</small></figure>
+{{end}}{{range .Tables}}{{with .Caption}}<h2>{{.}}</h2>{{end}}
 <table><tr>{{range .Columns}}<th>{{.}}{{end}}
 {{$n := len .Columns}}{{range .Rows}}<tr>{{range .}}<td>{{.}}{{end}}
 {{else}}<tr><td colspan="{{$n}}">none

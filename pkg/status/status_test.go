@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,7 +46,11 @@ func mounted(t *testing.T, change func(*Deps)) *http.ServeMux {
 	h.SetLeaders(&control.Leaders{Revision: 9, All: []control.Leader{{Name: "scheduler", Node: "n1", Token: 4}}})
 	d := Deps{Node: "n1", Roles: []string{"gateway"}, Version: "v1", State: func() control.State { return control.Serving }, Control: h,
 		Settings: settings.NewLive(reg, settings.Identity{Node: "n1"}, zap.NewNop()),
-		Routes:   func() (RouteLookup, error) { return routes{}, nil },
+		Tally: func() *v1.Tally {
+			return &v1.Tally{AtMs: 1000, NodeId: evil, Nodes: []*v1.TallyNode{{NodeId: "n1", Gateway: true, Sessions: map[string]int64{"web": 2}, Users: 1}, {NodeId: "n2", Silent: "unavailable"}},
+				Minutes: []*v1.TallyTotal{{Minute: 10, Stored: 4, Counted: true}, {Minute: 11, Stored: 8, Users: new(int64)}}}
+		},
+		Routes: func() (RouteLookup, error) { return routes{}, nil },
 		Guard: func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Authorization") == "" {
@@ -80,6 +85,7 @@ func TestPages(t *testing.T) {
 	for path, wants := range map[string][]string{
 		"/statusz/": {`"leads":["scheduler"]`, "scheduler"}, "/statusz/nodes": {`"cordon":"disk"`, "&lt;script&gt;"},
 		"/statusz/leaders": {`"token":4`, "<td>4"}, "/statusz/settings": {`"revision":0`, "settings, revision 0"},
+		"/statusz/stats":        {`"silent":"unavailable"`, `<rect x="0" y="40"`},
 		"/statusz/routes/alice": {`"route_epoch":7`, "&lt;script&gt;"},
 	} {
 		code, body := get(mux, path, "Authorization", "x")

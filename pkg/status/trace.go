@@ -121,7 +121,7 @@ func (d Deps) trace(w http.ResponseWriter, r *http.Request) {
 		rows = append(rows, s.Row())
 	}
 	Handler(func(*http.Request) (any, Page) {
-		return out, Page{fmt.Sprintf("message %s, seq %d", out.Message, out.Seq), []Table{{Columns: TraceColumns, Rows: rows}}}
+		return out, Page{Title: fmt.Sprintf("message %s, seq %d", out.Message, out.Seq), Tables: []Table{{Columns: TraceColumns, Rows: rows}}}
 	}).ServeHTTP(w, r)
 }
 

@@ -98,7 +98,8 @@ type ConversationRow struct {
 	OpenHistory   bool
 	UserA, UserB  im.UserID // of a direct one; UserA is the lower
 	Head          im.Seq
-	Members       int // present ones
+	Kept          im.Seq // nobody sees what is up to here, and its sends have no content
+	Members       int    // present ones
 	MemberVersion int64
 }
 

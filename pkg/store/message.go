@@ -57,6 +57,8 @@ const (
 	MaxMemberPage = 1000
 	// MaxCallers is the most users Callers takes.
 	MaxCallers = 64
+	// MaxExpire is the most rows of one kind that Expire removes.
+	MaxExpire = 500
 	// MaxHeadUsers is the most users Heads takes.
 	MaxHeadUsers = 1000
 )
@@ -75,6 +77,8 @@ type MessageStore interface {
 	Fences
 	Jobs
 	Outbox
+	Retention
+	Schedules
 
 	// DataEpoch names the history of the store. It changes when the store was
 	// restored or wiped, because a seq may then mean another entry.
@@ -168,6 +172,10 @@ type Membership interface {
 	// Members returns present members with an id above after, by id, at most
 	// limit (1 to MaxMemberPage). reader must be a member unless "". Errors: not_member.
 	Members(ctx context.Context, conv im.ConversationID, reader, after im.UserID, limit int) (MemberPage, error)
+	// Starts returns who of the users (at most MaxMemberPage) are present members
+	// now, each with its start: all entries above it are for the member. Of others,
+	// and of a conversation that does not exist, it has nothing.
+	Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error)
 }
 
 // Change is one change of a conversation; exactly one of the pointers is set.
@@ -372,8 +380,10 @@ type Directory interface {
 	// Callers is User and Revocations for many users (at most MaxCallers) at once.
 	// Who is not known is not in it.
 	Callers(ctx context.Context, users []im.UserID) (map[im.UserID]Caller, error)
-	// Expire removes revocations that no longer hold at now, and says how many; and
-	// notes of sessions that are over.
+	// Expire removes what is over at now: revocations that no longer hold, notes of
+	// sessions that can live no more, and mutes that have ended; at most MaxExpire
+	// of each kind. It returns how many rows went; call it again while that is
+	// MaxExpire or more.
 	// Errors: ErrFenced if the proof does not hold in the same transaction.
 	Expire(ctx context.Context, p Proof, now time.Time) (int, error)
 	// PutKey stores an API key under its id, replacing the former.

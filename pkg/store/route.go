@@ -62,6 +62,10 @@ type Claim struct {
 	Epoch      uint64
 	Superseded []Route // older sessions of the same login and device: they end with superseded, whatever the policy
 	Replaced   []Route // all sessions of the logins that the policy ends with replaced, on any device
+	// Away are logins without a session that KickOld ends with replaced: they
+	// claimed under it before, and their tokens may live. Stores forget them with
+	// everything else.
+	Away []im.LoginID
 	// Standing is Superseded or Replaced if the claim named its epoch and a newer
 	// one has displaced it already; then nothing was changed. Else Kept.
 	Standing Standing

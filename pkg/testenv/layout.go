@@ -49,6 +49,7 @@ type rest struct {
 	url   string // of etcd
 	side  *Node  // the second gateway; nil = there is one
 	redis string
+	cache *Redis  // the server that redis names
 	back  *Node   // has state
 	more  []*Node // further ones
 	door  atomic.Int64
@@ -111,6 +112,12 @@ func (n *Node) Second() *Node {
 
 // RedisURL names the server with the routes of a Wide or Hosts node.
 func (n *Node) RedisURL() string { return n.rest.redis }
+
+// FlushRedis empties that server.
+func (n *Node) FlushRedis() {
+	n.t.Helper()
+	n.rest.cache.MustDo("FLUSHALL")
+}
 
 // Part is the process of a Wide or Hosts node that has the role, number 1 or 2.
 func (n *Node) Part(role string, number int) *Node {
@@ -189,6 +196,7 @@ func (n *Node) spread(r *rest) error {
 	}
 	cache := StartRedis(n.t, "--unixsocket", "redis.sock")
 	n.shared = append(SharedPostgres(n.t).serve(n.t), "--set", "storage.routes=redis", "--set", "storage.dedup=redis")
+	r.cache = cache
 	r.redis = "unix://" + filepath.Join(cache.dir, "redis.sock") // as that of Postgres it is there on all hosts
 	n.Env = append(slices.Clone(n.Env), "IMD_REDIS_URL="+r.redis)
 	if n.Layout == Hosts {

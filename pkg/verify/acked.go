@@ -1,8 +1,10 @@
 package verify
 
 // acked is I1: what an ACK_OK said is what the final log holds: the same id,
-// seq, content and, where the answer named it, predecessor.
+// seq, content and, where the answer named it, predecessor. Contents may be gone
+// because of their age, but never before those of older messages.
 func (c *check) acked() {
+	c.goneInOrder()
 	sends := c.sends()
 	for i := range sends {
 		s := &sends[i]
@@ -34,10 +36,28 @@ func (c *check) differs(s *send, o *op) string {
 		return "acknowledged with another message id than the log has"
 	case o.prev != 0 && r.prev != o.prev:
 		return "acknowledged with another prev_seq than the log has"
-	case s.hash != 0 && r.hash != s.hash && !c.sentWith(s, r.hash):
+	case s.hash != 0 && r.hash != 0 && r.hash != s.hash && !c.sentWith(s, r.hash):
 		return "acknowledged, but the log holds another content"
 	}
 	return ""
+}
+
+// goneInOrder finds contents that are gone though an older message has its own.
+func (c *check) goneInOrder() {
+	order, convs := c.ordered()
+	for _, e := range convs {
+		var kept *row
+		for i := e.lo; i < e.hi; i++ {
+			r := &c.rows[order[i]]
+			switch {
+			case r.entry != nameMessage:
+			case r.hash != 0:
+				kept = r
+			case kept != nil:
+				c.fail(refs(c.rowRef(kept), c.rowRef(r)), "the content of seq %d is gone, though that of seq %d is kept", r.seq, kept.seq)
+			}
+		}
+	}
 }
 
 // sentWith reports whether the send ever left with the content.

@@ -151,6 +151,13 @@ func TestJudge(t *testing.T) {
 			b.view(42*second, "ann", history.Show, 4)
 			b.view(42*second, "bob", history.Show, 4)
 		}, ""},
+		{"old contents are gone, and nobody shows them", func(b *book) {
+			b.edit(history.Row, 1, func(r *history.Record) { r.Hash, r.Name = "", history.Gone })
+			b.drop(func(r *history.Record) bool { return r.Kind == history.Show && r.Seq == 1 && r.User == "bob" })
+		}, ""},
+		{"a content is gone before an older one", func(b *book) {
+			b.edit(history.Row, 2, func(r *history.Record) { r.Hash, r.Name = "", history.Gone })
+		}, "I1"},
 		{"a key used again for another content is refused", func(b *book) {
 			b.invoke(40*second, 1, "a", "h-other")
 			b.answer(41*second, "a", history.AckFail, "id_reused")

@@ -91,7 +91,7 @@ var viewKinds = map[history.Kind]viewKind{history.Show: viewShow, history.Open: 
 var viewNames = [...]history.Kind{history.Show, history.Open, history.Have, history.Connect, history.Disconnect, history.Resync, history.Settled}
 
 // row is an entry of the final log.
-type row struct {
+type row struct { // hash 0, of a message = its content is gone
 	mid, seq, prev           int64
 	conv, sender, cmid, hash name
 	entry                    name
@@ -342,8 +342,8 @@ func (l *loader) row(r *history.Record, p at) error {
 		return fmt.Errorf("a record of kind %q does not belong here", r.Kind)
 	case r.Conv == "" || r.Seq < 1 || r.Entry == "":
 		return errors.New("a row without conversation, seq or entry kind")
-	case r.Entry == entryMessage && (r.Sender == "" || r.CMID == "" || r.Hash == ""):
-		return errors.New("a message without sender, client message id or hash")
+	case r.Entry == entryMessage && (r.Sender == "" || r.CMID == "" || (r.Hash == "") != (r.Name == history.Gone)):
+		return errors.New("a message without sender, client message id or hash, or with the hash of a content that is gone")
 	}
 	l.h.rows = append(l.h.rows, row{mid: r.MID, seq: r.Seq, prev: r.Prev, conv: id(r.Conv), sender: id(r.Sender), cmid: id(r.CMID),
 		hash: id(r.Hash), entry: id(r.Entry), at: p})

@@ -16,6 +16,7 @@ var mutations = map[string][]kind{
 		{"the content of an acknowledged row changed", changeRow(func(r *row) { r.hash = nameMade })},
 		{"the seq of an acknowledged row changed", changeRow(func(r *row) { r.seq += 1 << 40 })},
 		{"the id of an acknowledged row changed", changeRow(func(r *row) { r.mid++ })},
+		{"a content gone before older ones", (*mutant).goneEarly},
 		{"an answer with another prev_seq", changeOK(func(o *op) { o.prev += 1 << 40 })},
 	},
 	"I2": {
@@ -280,6 +281,23 @@ func (m *mutant) onRows(do func(a, b int)) string {
 
 func (m *mutant) hole() string {
 	return m.onRows(func(a, _ int) { without(&m.rows, a) })
+}
+
+// goneEarly removes the content of a message whose neighbour below keeps its own.
+func (m *mutant) goneEarly() string {
+	pair, ok := choose(m.rng, func(yield func([2]uint32) bool) {
+		for p := range m.neighbours() {
+			a, b := &m.rows[p[0]], &m.rows[p[1]]
+			if a.entry == nameMessage && a.hash != 0 && b.entry == nameMessage && b.hash != 0 && !yield(p) {
+				return
+			}
+		}
+	})
+	if !ok {
+		return ""
+	}
+	own(&m.rows)[pair[1]].hash = 0
+	return fmt.Sprintf("seq %d of %s", m.rows[pair[1]].seq, m.names.text(m.rows[pair[1]].conv))
 }
 
 func (m *mutant) oneSeq() string {

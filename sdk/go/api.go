@@ -111,6 +111,49 @@ func (a *API) Unblock(ctx context.Context, userID string) error {
 	return a.Post(ctx, "imd.v1.UserService/Unblock", &imdv1.UnblockRequest{UserId: userID}, &imdv1.UnblockResponse{})
 }
 
+// Scheduled returns the caller's scheduled messages by the time at which they are
+// due: those that wait and, with ended, also those that were sent, dropped or
+// cancelled, as long as the server keeps them.
+func (a *API) Scheduled(ctx context.Context, ended bool) ([]*imdv1.ScheduledMessage, error) {
+	var all []*imdv1.ScheduledMessage
+	in := &imdv1.ListScheduledRequest{Ended: ended, Limit: 200}
+	for {
+		out := &imdv1.ListScheduledResponse{}
+		if err := a.Post(ctx, "imd.v1.MessageService/ListScheduled", in, out); err != nil {
+			return nil, err
+		}
+		all = append(all, out.Scheduled...)
+		if out.NextPageToken == "" || out.NextPageToken == in.PageToken {
+			return all, nil
+		}
+		in.PageToken = out.NextPageToken
+	}
+}
+
+// Schedule has a message sent later. An empty request id is filled in; the same
+// one again is safe and gets the first answer.
+func (a *API) Schedule(ctx context.Context, in *imdv1.ScheduleRequest) (*imdv1.ScheduledMessage, error) {
+	if in.RequestId == "" {
+		in = proto.CloneOf(in)
+		in.RequestId = NewID()
+	}
+	out := &imdv1.ScheduleResponse{}
+	if err := a.Post(ctx, "imd.v1.MessageService/Schedule", in, out); err != nil {
+		return nil, err
+	}
+	return out.Scheduled, nil
+}
+
+// CancelScheduled cancels a scheduled message. The answer is final: cancelled, and
+// it is never sent, or false with what else has become of it.
+func (a *API) CancelScheduled(ctx context.Context, scheduledID int64) (cancelled bool, m *imdv1.ScheduledMessage, err error) {
+	out := &imdv1.CancelScheduledResponse{}
+	if err := a.Post(ctx, "imd.v1.MessageService/CancelScheduled", &imdv1.CancelScheduledRequest{ScheduledId: scheduledID}, out); err != nil {
+		return false, nil, err
+	}
+	return out.Cancelled, out.Scheduled, nil
+}
+
 func (a *API) change(ctx context.Context, method string, in proto.Message) (*imdv1.ChangeResponse, error) {
 	out := &imdv1.ChangeResponse{}
 	if err := a.Post(ctx, "imd.v1.ConversationService/"+method, in, out); err != nil {

@@ -840,6 +840,32 @@ func TestAcksAreCollected(t *testing.T) {
 	})
 }
 
+// In a large group acks may wait longer, and no further than any others by count.
+func TestAcksOfALargeGroup(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		f.log("g_1", "alice")
+		f.post("g_1", "bob", "0")
+		alice := connect(t, f.options("alice"))
+		alice.mu.Lock()
+		alice.convs["g_1"].state.MemberCount = protocol.LargeGroup + 1
+		alice.mu.Unlock()
+		time.Sleep(3 * time.Second)
+		n := snapshot(f, func() int { return len(f.acks) })
+		f.post("g_1", "bob", "1")
+		time.Sleep(1900 * time.Millisecond)
+		if got := snapshot(f, func() int { return len(f.acks) }); got != n {
+			t.Error("an entry was acknowledged before 2 s")
+		}
+		for i := range protocol.AckEntries {
+			f.post("g_1", "bob", fmt.Sprint(i))
+		}
+		synctest.Wait()
+		if got := snapshot(f, func() int { return len(f.acks) }); got != n+1 {
+			t.Errorf("%d acks after %d entries, want 1", got-n, protocol.AckEntries)
+		}
+	})
+}
+
 func TestSendOnly(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		f.log("g_1", "alice")

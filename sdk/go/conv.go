@@ -1,6 +1,7 @@
 package imd
 
 import (
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -40,6 +41,7 @@ type conv struct {
 	ackAt   time.Time // when the next ack is due; zero = none is
 	unacked int
 	touched uint64
+	place   float64 // above 0 to 1: where in the spread of a hint this device reads; 0 = not drawn
 }
 
 type receiptNote struct {
@@ -132,6 +134,7 @@ func (cv *conv) setState(st *clientv1.ConversationState, self string) {
 	st.Page = nil
 	cv.state = proto.CloneOf(st)
 	st.Page = page
+	cv.pace()
 	for _, r := range st.Receipts {
 		if r.UserId != self {
 			cv.noteReceipt(r)
@@ -159,6 +162,7 @@ func (cv *conv) note(e *clientv1.Entry, self string) {
 	}
 	if mc := e.MemberChange; mc != nil {
 		cv.noteMembers(mc, self)
+		cv.pace()
 	}
 }
 
@@ -207,7 +211,20 @@ func (cv *conv) ackDelay() time.Duration {
 	return protocol.AckDelay
 }
 
-// ackNow reports whether an ack is due by time or, in a small group, by count.
+// ackNow reports whether an ack is due by time or by count.
 func (cv *conv) ackNow(now time.Time) bool {
-	return !cv.ackAt.IsZero() && (!now.Before(cv.ackAt) || !cv.large() && cv.unacked >= protocol.AckEntries)
+	return !cv.ackAt.IsZero() && (!now.Before(cv.ackAt) || cv.unacked >= protocol.AckEntries)
+}
+
+// pace spreads what the members of a large group read because of one hint. The
+// place of this device in the spread is drawn once.
+func (cv *conv) pace() {
+	if cv.place == 0 {
+		cv.place = 1 - rand.Float64()
+	}
+	spread := time.Duration(0)
+	if cv.large() {
+		spread = min(time.Duration(cv.state.MemberCount)*protocol.PullSpread, protocol.MaxPullSpread)
+	}
+	cv.tl.Pace(int64(cv.place * float64(spread.Milliseconds())))
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/gen/imdv1"
 	"github.com/imdhq/imd/sdk/go/outbox"
 	"github.com/imdhq/imd/sdk/go/protocol"
 	"github.com/imdhq/imd/sdk/go/timeline"
@@ -81,6 +82,17 @@ func (cv *conv) info() ConversationInfo {
 		Closed:      st.GetClosed(),
 		MemberCount: st.GetMemberCount(),
 	}
+}
+
+// Schedule has the server send a message at a later time. The message then comes
+// like any other, with the client message id of the answer. See API for the list,
+// and to cancel it.
+func (cv *Conversation) Schedule(ctx context.Context, at time.Time, content *Content) (*imdv1.ScheduledMessage, error) {
+	in := &imdv1.ScheduleRequest{Content: content, SendAtMs: at.UnixMilli(), To: &imdv1.ScheduleRequest_ConversationId{ConversationId: cv.id}}
+	if cv.toUser != "" {
+		in.To = &imdv1.ScheduleRequest_ToUser{ToUser: cv.toUser}
+	}
+	return cv.client.API().Schedule(ctx, in)
 }
 
 // SendTo sends a message to a user, in their direct conversation. It returns at

@@ -33,7 +33,7 @@ var alone = []string{"--antientropy", "10m"}
 var mistakes = []mistake{
 	{failpoint.AckBeforeCommit, "the answer to a send leaves before its transaction is durable", "", []string{"--faults", "disk,kill"}},
 	{failpoint.NoDedupIndex, "nothing keeps a repeated send from being stored twice", "", []string{"--faults", "drop,kill"}},
-	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "block,members"}},
+	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "members", "--rate", "400"}},
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
@@ -65,6 +65,7 @@ var tests = []judged{
 	{string(failpoint.EpochWithoutTime), "route epochs begin again when the route store has forgotten them", "./pkg/store/redis", "TestRoutes/route_epochs_rise_over_a_loss", false},
 	{string(failpoint.AbsenceCached), "that a user has no route is remembered", "./pkg/store/redis", "TestAbsenceIsNotRemembered", false},
 	{string(failpoint.ParkBuffered), "a connection is parked with bytes in its buffer", "./modules/gateway", "TestMessagesArriveHoweverTheyAreCut", false},
+	{string(failpoint.RetainYoung), "retention lets go what is an hour too young", "./pkg/store/sqlite", "TestConformance/what_is_old_goes_from_everyone's_sight", false},
 	{string(failpoint.UnboundedQueue), "nothing bounds what waits for a connection", "./modules/gateway", "TestQueueBounds", false},
 	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
 }

@@ -47,6 +47,11 @@ func newSite(t testing.TB, answer func(told) int) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newSiteOn(t, st, answer)
+}
+
+// newSiteOn makes a site of an open store, which it closes.
+func newSiteOn(t testing.TB, st store.MessageStore, answer func(told) int) *site {
 	t.Cleanup(func() {
 		if err := st.Close(); err != nil {
 			t.Error(err)
@@ -77,20 +82,38 @@ func (s *site) warm() {
 // send commits a message of ann to a user and returns its text.
 func (s *site) send(to im.UserID) string {
 	s.t.Helper()
+	row, text := s.message(to)
+	s.commit(row)
+	return text
+}
+
+// message is the next message of ann.
+func (s *site) message(to im.UserID) (row store.AppendRow, text string) {
+	s.t.Helper()
 	n := s.sent.Add(1)
-	text := fmt.Sprint("text ", n)
+	text = fmt.Sprint("text ", n)
 	content, err := proto.Marshal(&clientv1.Content{Value: &clientv1.Content_Text{Text: text}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	out, err := s.messages.Append(s.t.Context(), []store.AppendRow{{
+	return store.AppendRow{
 		Conversation: im.ConversationID(protocol.DirectID("ann", string(to))), Peer: to, Sender: "ann", ClientMessageID: im.ClientMessageID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", n)),
 		BodyHash: sha256.Sum256(content), MessageID: im.MessageID(1000 + n), Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Content: content, Countable: true,
-	}})
-	if err != nil || out[0].Err != nil {
-		s.t.Fatalf("append: %v", err)
+	}, text
+}
+
+// commit commits messages at once.
+func (s *site) commit(rows ...store.AppendRow) {
+	s.t.Helper()
+	out, err := s.messages.Append(s.t.Context(), rows)
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	return text
+	for _, r := range out {
+		if r.Err != nil {
+			s.t.Fatal(r.Err)
+		}
+	}
 }
 
 // fault is what happens to a leader at its n-th call of an operation.
@@ -146,7 +169,7 @@ func (s *site) lead(f fault) *leader {
 			}
 			return out, nil
 		},
-		Webhooks: hooks, Push: push, Version: "test",
+		Webhooks: hooks, Push: push, Version: "test", Submitter: l,
 	})
 	if err := l.s.Start(s.t.Context()); err != nil {
 		s.t.Fatal(err)

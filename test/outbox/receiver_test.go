@@ -34,6 +34,7 @@ type told struct {
 	Type           string          `json:"type"`
 	ID             string          `json:"id"`
 	Cursor         string          `json:"cursor"`
+	Time           time.Time       `json:"time"`
 	ConversationID string          `json:"conversation_id"`
 	UserID         string          `json:"user_id"`
 	Badge          int             `json:"badge"`

@@ -42,6 +42,21 @@ func at(t *testing.T, n *testenv.Node, user string) *testenv.Client {
 	return testenv.Login(t, n.URL(), protocol.Proto, n.Token(user), "d")
 }
 
+// watching lets a session watch a user who is online. What it returns waits for the
+// next thing that it sees of the user.
+func watching(t *testing.T, c *testenv.Client, user string) (sees func() (online bool)) {
+	t.Helper()
+	answer := c.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{UserIds: []string{user}}}})
+	if u := answer.GetPresence().GetUsers(); len(u) != 1 || !u[0].Online {
+		t.Fatalf("the answer is %v", answer)
+	}
+	return func() bool {
+		t.Helper()
+		f := c.Take("an event", func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
+		return f.GetPresence().Users[0].Online
+	}
+}
+
 // arrives sends a message and waits for it at another session.
 func arrives(t *testing.T, from, to *testenv.Client, user, text string) {
 	t.Helper()
@@ -74,6 +89,7 @@ func TestR19AnEmptiedRouteStore(t *testing.T) {
 	g := beginGateways(t)
 	ann, bob := at(t, g.Node, "ann"), at(t, g.second, "bob")
 	arrives(t, ann, bob, "bob", "before")
+	sees := watching(t, ann, "bob")
 	for name, empty := range map[string]func(){
 		"flushed":         func() { g.redis.MustDo("FLUSHALL") },
 		"restarted empty": g.redis.RestartEmpty,
@@ -91,6 +107,10 @@ func TestR19AnEmptiedRouteStore(t *testing.T) {
 			t.Fatalf("%s: a connection was closed", name)
 		}
 	}
+	bob.Close()
+	if sees() { // the first that ann sees of bob: it was online all the time
+		t.Error("bob was seen to come back")
+	}
 }
 
 // The routes of a gateway that was killed go within the life of its lease and a
@@ -100,6 +120,7 @@ func TestR18AKilledGateway(t *testing.T) {
 	g := beginGateways(t)
 	ann, bob := at(t, g.Node, "ann"), at(t, g.second, "bob")
 	arrives(t, ann, bob, "bob", "before")
+	sees := watching(t, ann, "bob")
 	g.second.Kill()
 	began := time.Now()
 	for len(deviceList(t, g.Node, "bob").Devices) != 0 {
@@ -113,6 +134,10 @@ func TestR18AKilledGateway(t *testing.T) {
 	if took > 15*time.Second+testenv.Patience {
 		t.Errorf("it took %v", took)
 	}
+	if sees() {
+		t.Error("bob was seen online again")
+	}
+	t.Logf("bob was seen to be gone after %v", time.Since(began).Round(time.Millisecond))
 	g.second.Start()
 	if d := deviceList(t, g.Node, "bob").Devices; len(d) != 0 {
 		t.Errorf("the restart revived %v", d)

@@ -68,6 +68,7 @@ func TestTwoGateways(t *testing.T) {
 		bob.MustSend(testenv.To(group, "to all"))
 		ann.Entry("a message of the group", isText("to all"))
 	})
+	t.Run("a large group", func(t *testing.T) { removedWhileAllWrite(t, n, first, second) })
 	t.Run("stale routes", func(t *testing.T) { staleRoute(t, n) })
 	t.Run("kicks", func(t *testing.T) {
 		login := im.LoginID(uuid.NewString())
@@ -82,6 +83,46 @@ func TestTwoGateways(t *testing.T) {
 		testenv.MustPost(t, first.URL(), "imd.v1.TokenService/Revoke", strings.TrimSpace(key), map[string]any{"userId": "eve", "loginId": string(login)})
 		ends(t, now, "revoked")
 	})
+	t.Run("presence", func(t *testing.T) { presenceIsRight(t, n) })
+}
+
+// removedWhileAllWrite removes a member of a large group, with sessions on both
+// gateways, while others write: it gets everything up to its removal and nothing
+// behind it, and the others get all.
+func removedWhileAllWrite(t *testing.T, n, first, second *testenv.Node) {
+	users := make([]string, 210)
+	for i := range users {
+		users[i] = fmt.Sprint("m", i)
+	}
+	group := testenv.Group(t, first.URL(), n.Token("ann"), "large", users...)
+	ann, stays := at(t, n, first, "ann"), at(t, n, second, "m1")
+	gone := []*testenv.Client{at(t, n, second, "m0"), testenv.Login(t, first.URL(), protocol.Proto, n.Token("m0"), "d2")}
+	const all = 120
+	for i := range all {
+		if i == all/3 {
+			go testenv.MustPost(t, first.URL(), "imd.v1.ConversationService/RemoveMembers", n.Token("ann"), map[string]any{
+				"conversationId": group, "requestId": uuid.NewString(), "userIds": []string{"m0"}})
+		}
+		ann.MustSend(testenv.To(group, fmt.Sprint(i)))
+	}
+	stays.Entry("the last message", isText(fmt.Sprint(all-1)))
+	for _, c := range gone {
+		for seq, removed := int64(1), false; !removed; {
+			c.Entry("what is before the removal", func(conv string, e *clientv1.Entry) bool {
+				if conv != group || e.Seq <= seq {
+					return false
+				}
+				if e.PrevSeq > seq && seq > 1 {
+					t.Errorf("%d follows %d", e.Seq, seq)
+				}
+				seq, removed = e.Seq, e.GetMemberChange().GetAction() == clientv1.MemberAction_MEMBER_ACTION_REMOVED
+				return true
+			})
+		}
+		if f := c.TakeWithin(50*time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetDeliver().GetConversationId() == group }); f != nil {
+			t.Errorf("after the removal came %v", f)
+		}
+	}
 }
 
 // staleRoute puts a route to no session beside that of a user: the gateway says that it

@@ -63,6 +63,8 @@ type world struct {
 	// "" = none.
 	dsn   string
 	grace time.Duration
+	// gateway takes the place of the gateway role; nil = nothing does.
+	gateway func() module.Spec
 
 	mu    sync.Mutex // of nodes, for tests that start some anew
 	boots int
@@ -126,7 +128,7 @@ func newWorld(t *testing.T, nodes map[string][]string) *world {
 }
 
 // begin starts the nodes and waits until they know each other.
-func (w *world) begin(t *testing.T, nodes map[string][]string) {
+func (w *world) begin(t testing.TB, nodes map[string][]string) {
 	t.Helper()
 	for id, roles := range nodes {
 		w.nodes[id] = w.launch(t, id, roles)
@@ -135,7 +137,7 @@ func (w *world) begin(t *testing.T, nodes map[string][]string) {
 }
 
 // settle waits until all nodes serve and know each other.
-func (w *world) settle(t *testing.T) {
+func (w *world) settle(t testing.TB) {
 	t.Helper()
 	for id, p := range w.nodes {
 		until(t, id+" serves and knows all", func() bool {
@@ -180,7 +182,7 @@ func freeAddress(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-func until(t *testing.T, what string, ok func() bool) {
+func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testenv.ReadyIn); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -190,7 +192,7 @@ func until(t *testing.T, what string, ok func() bool) {
 }
 
 // launch starts a node with the roles.
-func (w *world) launch(t *testing.T, id string, roles []string) *part {
+func (w *world) launch(t testing.TB, id string, roles []string) *part {
 	t.Helper()
 	p := &part{peers: peer.NewSet(im.NodeID(id), zap.NewNop()), handle: &control.Handle{}}
 	specs := modules.Specs(modules.Drivers{
@@ -206,6 +208,10 @@ func (w *world) launch(t *testing.T, id string, roles []string) *part {
 			}},
 		},
 	})
+	if w.gateway != nil {
+		i := slices.IndexFunc(specs, func(s module.Spec) bool { return s.Name == "gateway" })
+		specs[i] = w.gateway()
+	}
 	chosen, err := module.Order(specs, roles)
 	if err != nil {
 		t.Fatal(err)

@@ -53,26 +53,34 @@ func (s messages) answered(began time.Time, a *clientv1.SendAck) {
 		At: now, Took: now.Sub(began), Note: "http"})
 }
 
+// recipient is the conversation that a request writes to, and the other user of a
+// direct one that need not exist yet. Exactly one of both is given.
+func recipient(from im.UserID, r interface {
+	GetConversationId() string
+	GetToUser() string
+}) (conv, peer string, err error) {
+	switch conv, peer = r.GetConversationId(), r.GetToUser(); {
+	case peer != "":
+		if err := checkID("to_user", peer); err != nil {
+			return "", "", err
+		}
+		if from == "" || peer == string(from) {
+			return "", "", badRequest("to_user needs two different users: the system writes to a conversation_id, or names as_user")
+		}
+		return protocol.DirectID(string(from), peer), peer, nil
+	case conv == "":
+		return "", "", badRequest("one of conversation_id and to_user is needed")
+	}
+	return conv, "", checkID("conversation_id", conv)
+}
+
 // sendRun checks a send and makes a run of it.
 func sendRun(from im.UserID, r *imdv1.SendRequest) (*v1.Run, error) {
-	run := &v1.Run{UserId: string(from)}
-	switch to := r.To.(type) {
-	case *imdv1.SendRequest_ConversationId:
-		if err := checkID("conversation_id", to.ConversationId); err != nil {
-			return nil, err
-		}
-		run.ConversationId = to.ConversationId
-	case *imdv1.SendRequest_ToUser:
-		if err := checkID("to_user", to.ToUser); err != nil {
-			return nil, err
-		}
-		if from == "" || to.ToUser == string(from) {
-			return nil, badRequest("to_user needs two different users: the system writes to a conversation_id, or names as_user")
-		}
-		run.ConversationId, run.PeerId = protocol.DirectID(string(from), to.ToUser), to.ToUser
-	default:
-		return nil, badRequest("one of conversation_id and to_user is needed")
+	conv, peer, err := recipient(from, r)
+	if err != nil {
+		return nil, err
 	}
+	run := &v1.Run{UserId: string(from), ConversationId: conv, PeerId: peer}
 	if err := first(checkUUID("client_message_id", r.ClientMessageId), checkContent(r.Content)); err != nil {
 		return nil, err
 	}

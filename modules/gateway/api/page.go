@@ -13,6 +13,7 @@ const maxPageToken = 1024
 const (
 	membersPage = "m1:" // then the last user id
 	listPage    = "c1:" // then a sync token
+	laterPage   = "s1:" // then time and id of the last scheduled message
 )
 
 // pageToken makes the token of a next page.

@@ -24,6 +24,7 @@ import (
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/proto/gen/internalv1/internalv1connect"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/gen/imdv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -109,6 +110,31 @@ func (w *world) Submit(_ context.Context, r *v1.SubmitRequest) (*v1.SubmitRespon
 		}
 	}
 	return &v1.SubmitResponse{Runs: []*v1.RunResult{{Acks: []*clientv1.SendAck{ack}}}}, nil
+}
+
+func (w *world) Schedule(_ context.Context, r *v1.ScheduleRequest) (*v1.ScheduleResponse, error) {
+	w.note(r)
+	if err := inGroup(r.UserId); err != nil && r.PeerId == "" {
+		return nil, err
+	}
+	return &v1.ScheduleResponse{Scheduled: &imdv1.ScheduledMessage{ScheduledId: 7, SendAtMs: r.SendAtMs}}, nil
+}
+
+func (w *world) ListScheduled(_ context.Context, r *v1.ListScheduledRequest) (*v1.ListScheduledResponse, error) {
+	w.note(r)
+	if r.AfterId == 0 {
+		return &v1.ListScheduledResponse{Scheduled: []*imdv1.ScheduledMessage{{ScheduledId: 7, SendAtMs: 1234}}}, nil
+	}
+	return &v1.ListScheduledResponse{End: true}, nil
+}
+
+func (w *world) CancelScheduled(_ context.Context, r *v1.CancelScheduledRequest) (*v1.CancelScheduledResponse, error) {
+	w.note(r)
+	state := imdv1.ScheduledState_SCHEDULED_STATE_CANCELLED
+	if r.ScheduledId == 8 {
+		state = imdv1.ScheduledState_SCHEDULED_STATE_SENT
+	}
+	return &v1.CancelScheduledResponse{Scheduled: &imdv1.ScheduledMessage{ScheduledId: r.ScheduledId, State: state}}, nil
 }
 
 func (w *world) History(_ context.Context, r *v1.HistoryRequest) (*v1.HistoryResponse, error) {

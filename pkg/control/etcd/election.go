@@ -225,6 +225,9 @@ func (s *election) win(ev electionEvent) {
 
 // see takes in how the key stands. What is older than we know is left out.
 func (s *election) see(ev electionEvent) {
+	if !ev.at.Before(s.lookAt) { // it was looked at: not again at once, whatever was found
+		s.lookAt = ev.at.Add(s.untilLook(ev))
+	}
 	if ev.rev < s.rev && !ev.anew {
 		return
 	}
@@ -258,6 +261,15 @@ func (s *election) see(ev electionEvent) {
 	if s.other != 0 && s.create == 0 {
 		s.lease = 0 // granted for nothing; it ends by itself
 	}
+}
+
+// untilLook is how long a key that was found as ev says need not be looked at. Our own
+// of a term that is over ends with its lease, and a wish that keeps us back soon.
+func (s *election) untilLook(ev electionEvent) time.Duration {
+	if ev.create == 0 || ev.create == s.former {
+		return s.timing.ttl
+	}
+	return backoff.Spread(s.timing.check, 0.2, ev.rnd)
 }
 
 // end begins the end of a term, or of what was to become one.

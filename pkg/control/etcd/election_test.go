@@ -122,3 +122,41 @@ func TestLeaderStopsBeforeItsLeaseEnds(t *testing.T) {
 		t.Errorf("at the deadline: acting %v, ends %v", s.acting, s.ends)
 	}
 }
+
+// A key that stands is looked at now and then, however often it is found as it was:
+// another's each minute, our own of a term that is over each three seconds, and
+// also if the member that answers is behind what we know.
+func TestLooksKeepTheirDistance(t *testing.T) {
+	seen := electionEvent{kind: evSeen, rev: 90, create: 80, lease: 3}
+	leading := []electionEvent{{kind: evWake}, {kind: evGranted, lease: 7}, {kind: evWon, create: 100, rev: 100}, {kind: evClaimed, token: 5}, {kind: evProclaimed, ours: true, rev: 101}}
+	for name, tt := range map[string]struct {
+		before []electionEvent
+		found  electionEvent
+		most   int // looks in ten minutes
+	}{
+		"another's":     {[]electionEvent{{kind: evWake}, {kind: evGranted, lease: 7}, seen}, seen, 13},
+		"an old answer": {[]electionEvent{{kind: evWake}, {kind: evGranted, lease: 7}, seen}, electionEvent{kind: evSeen, rev: 85, create: 80, lease: 3}, 13},
+		"our own":       {append(leading, electionEvent{kind: evLeaseGone}, electionEvent{kind: evIdle}, electionEvent{kind: evResigned}, electionEvent{kind: evSeen, rev: 101, create: 100, lease: 7}), electionEvent{kind: evSeen, rev: 101, create: 100, lease: 7}, 200},
+		"a wish":        {[]electionEvent{{kind: evSeen, rev: 90, wish: wishElse, wishFor: 80}}, electionEvent{kind: evSeen, rev: 90, wish: wishElse, wishFor: 80}, 201},
+	} {
+		s, act := elect(tt.before...)
+		looks, now := 0, epoch.Add(2*time.Second)
+		for end := now.Add(10 * time.Minute); now.Before(end) && looks <= tt.most; {
+			ev := electionEvent{kind: evWake}
+			switch act.kind {
+			case actLook:
+				looks++
+				ev = tt.found
+			case actWait:
+				now = act.until
+			default:
+				t.Fatalf("%s: %+v", name, act)
+			}
+			ev.at = now
+			s, act = s.step(ev)
+		}
+		if looks == 0 || looks > tt.most {
+			t.Errorf("%s: %d looks in ten minutes", name, looks)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package pipe
 
 import (
 	"bufio"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -135,8 +136,18 @@ func (c *conn) failed(err error) {
 	}
 	c.err = err
 	c.watch.Stop()
-	_ = c.nc.Close() // there is nothing left that could be lost
+	sever(c.nc)
 	close(c.done)
+}
+
+// sever closes a connection at once. Over TLS it says no good-bye, for which it
+// would wait while the other side takes nothing: frames carry their length, and
+// a call without an answer has failed either way.
+func sever(nc net.Conn) {
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	_ = nc.Close() // there is nothing left that could be lost
 }
 
 // reason is why the connection ended; nil = it is open.

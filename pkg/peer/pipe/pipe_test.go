@@ -3,9 +3,15 @@ package pipe
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"strings"
@@ -494,6 +500,52 @@ func TestAStuckPeer(t *testing.T) {
 		}
 		_ = far.Close()
 	})
+}
+
+// A connection over TLS ends at once, though the other side takes nothing and so
+// not the good-bye of TLS either.
+func TestTheEndWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		ours, theirs := tls.Client(near, &tls.Config{InsecureSkipVerify: true}), tls.Server(far, &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}})
+		shaken := make(chan error, 1)
+		go func() {
+			err := theirs.HandshakeContext(t.Context())
+			if err == nil {
+				_, err = theirs.Write([]byte("x")) // what follows the handshake has been taken
+			}
+			shaken <- err
+		}()
+		if _, err := io.ReadFull(ours, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-shaken; err != nil {
+			t.Fatal(err)
+		}
+		c := newConn(ours, nil, nil, nil, 1<<20)
+		begin := time.Now()
+		c.fail(net.ErrClosed)
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("the end took %v", took)
+		}
+		if _, err := far.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("the other side reads: %v", err)
+		}
+	})
+}
+
+func selfSigned(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // The goroutine that writes for others is let go.

@@ -35,6 +35,8 @@ const (
 	// leases are renewed.
 	leaseTime  = 60 * time.Second
 	renewEvery = 20 * time.Second
+	// longTime is how long one lease serves for guards that outlive the process.
+	longTime = time.Hour
 	// callTime bounds one call to etcd.
 	callTime = time.Second
 	// maxOps is how many reads or writes go in one transaction.
@@ -42,6 +44,8 @@ const (
 	// conflictTries is how often a change is tried when others change the same
 	// user.
 	conflictTries = 50
+	// leaseTries is how often a change is tried when its leases turn out to be gone.
+	leaseTries    = 3
 	conflictPause = time.Millisecond
 )
 
@@ -65,6 +69,7 @@ type Routes struct {
 
 	leases leases
 	table  table
+	reread chan struct{} // capacity 1: the table is to be read anew
 }
 
 var _ store.RouteStore = (*Routes)(nil)
@@ -73,7 +78,7 @@ var _ store.RouteStore = (*Routes)(nil)
 // the routes and does not wait for etcd.
 func Open(client *clientv3.Client, o Options) *Routes {
 	ctx, stop := context.WithCancel(context.Background())
-	r := &Routes{Options: o, prefix: o.Prefix, client: client, now: time.Now, stop: stop}
+	r := &Routes{Options: o, prefix: o.Prefix, client: client, now: time.Now, stop: stop, reread: make(chan struct{}, 1)}
 	r.leases.of, r.table.users = map[im.SessionID]clientv3.LeaseID{}, map[im.UserID]map[im.SessionID]store.Route{}
 	o.Reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "routes", Name: "table_lag_seconds",
@@ -171,21 +176,30 @@ type change struct {
 }
 
 // ops are the comparison and the writes of a change.
-func (r *Routes) ops(c change, lease clientv3.LeaseID) (clientv3.Cmp, []clientv3.Op) {
+func (r *Routes) ops(ctx context.Context, c change, lease clientv3.LeaseID) (cmp clientv3.Cmp, ops []clientv3.Op, err error) {
+	keep := lease
+	if len(c.guard.Logins) > 0 {
+		if keep, err = r.longLease(ctx); err != nil {
+			return cmp, nil, err
+		}
+	}
 	text, _ := json.Marshal(c.guard) // plain fields: it cannot fail
-	ops := []clientv3.Op{clientv3.OpPut(r.guardKey(c.user), string(text), clientv3.WithLease(lease))}
+	ops = []clientv3.Op{clientv3.OpPut(r.guardKey(c.user), string(text), clientv3.WithLease(keep))}
 	for _, x := range c.remove {
 		ops = append(ops, clientv3.OpDelete(r.routeKey(x.User, x.Session)))
 	}
 	if c.put != nil {
 		ops = append(ops, clientv3.OpPut(r.routeKey(c.put.User, c.put.Session), encode(*c.put), clientv3.WithLease(lease)))
 	}
-	return clientv3.Compare(clientv3.ModRevision(r.guardKey(c.user)), "=", c.rev), ops
+	return clientv3.Compare(clientv3.ModRevision(r.guardKey(c.user)), "=", c.rev), ops, nil
 }
 
 // commit makes one change; false = somebody was faster.
 func (r *Routes) commit(ctx context.Context, c change, lease clientv3.LeaseID) (bool, error) {
-	cmp, ops := r.ops(c, lease)
+	cmp, ops, err := r.ops(ctx, c, lease)
+	if err != nil {
+		return false, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	res, err := r.client.Txn(ctx).If(cmp).Then(ops...).Commit()
@@ -214,11 +228,12 @@ func (r *Routes) change(ctx context.Context, id im.UserID, session im.SessionID,
 		}
 		done, err := r.commit(ctx, *c, lease)
 		switch {
-		case err != nil:
-			r.leases.doubt(lease, err)
-			return err
 		case done:
 			return nil
+		case r.gone(ctx, err, lease) && try < leaseTries:
+			continue // with another one
+		case err != nil:
+			return err
 		case try == conflictTries:
 			return errors.New("others keep changing the same user")
 		}
@@ -248,6 +263,7 @@ func (r *Routes) Claim(ctx context.Context, x store.Route, p store.Policy) (c st
 		g.Top = max(g.Top, x.Epoch)
 		g.displace(c.Superseded, store.Superseded)
 		g.displace(c.Replaced, store.Replaced)
+		g.Logins, c.Away = g.Logins.Claim(u.routes, x, p, r.now())
 		return &change{guard: g, put: &x, remove: append(c.Superseded[:len(c.Superseded):len(c.Superseded)], c.Replaced...)}
 	})
 	switch {
@@ -276,8 +292,11 @@ func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 	out := make([]store.Standing, len(routes))
 	var lost []int
 	for i, x := range routes {
-		if out[i] = standing(have[i], x); out[i] == store.Restored {
+		switch out[i] = standing(have[i], x); out[i] {
+		case store.Restored:
 			lost = append(lost, i)
+		case store.Kept:
+			r.seen(ctx, x, have[i])
 		}
 	}
 	rest, err := r.restore(ctx, routes, have, lost)
@@ -297,6 +316,24 @@ func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 		}
 	}
 	return out, nil
+}
+
+// seen remembers the login of a route for longer. If that fails, the next refresh
+// does it.
+func (r *Routes) seen(ctx context.Context, x store.Route, have user) {
+	if _, due := have.guard.Logins.Seen(x.Login, r.now()); !due {
+		return
+	}
+	err := r.change(ctx, x.User, x.Session, func(u user) *change {
+		g, due := u.guard, false
+		if g.Logins, due = g.Logins.Seen(x.Login, r.now()); !due {
+			return nil
+		}
+		return &change{guard: g}
+	})
+	if err != nil {
+		r.Log.Warn("a login is not remembered for longer", zap.Error(err))
+	}
 }
 
 // standing is what became of a route; Restored = it is to be put back.
@@ -339,7 +376,10 @@ func (r *Routes) restore(ctx context.Context, routes []store.Route, have []user,
 	}
 	for len(batch) > 0 {
 		n := min(len(batch), maxOps/2)
-		done, err := r.putBack(ctx, routes, have, batch[:n])
+		done, leases, err := r.putBack(ctx, routes, have, batch[:n])
+		for try := 1; r.gone(ctx, err, leases...) && try < leaseTries; try++ {
+			done, leases, err = r.putBack(ctx, routes, have, batch[:n])
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -351,28 +391,31 @@ func (r *Routes) restore(ctx context.Context, routes []store.Route, have []user,
 	return rest, nil
 }
 
-func (r *Routes) putBack(ctx context.Context, routes []store.Route, have []user, batch []int) (bool, error) {
+// putBack makes one transaction; false = others changed one of the users. It
+// returns the leases of the routes.
+func (r *Routes) putBack(ctx context.Context, routes []store.Route, have []user, batch []int) (done bool, leases []clientv3.LeaseID, err error) {
 	var cmps []clientv3.Cmp
 	var ops []clientv3.Op
-	var lease clientv3.LeaseID
 	for _, i := range batch {
 		c := restoring(have[i], routes[i])
 		c.user, c.rev = routes[i].User, have[i].rev
-		var err error
-		if lease, err = r.lease(ctx, routes[i].Session); err != nil {
-			return false, err
+		lease, err := r.lease(ctx, routes[i].Session)
+		if err != nil {
+			return false, nil, err
 		}
-		cmp, writes := r.ops(*c, lease)
-		cmps, ops = append(cmps, cmp), append(ops, writes...)
+		cmp, writes, err := r.ops(ctx, *c, lease)
+		if err != nil {
+			return false, nil, err
+		}
+		cmps, ops, leases = append(cmps, cmp), append(ops, writes...), append(leases, lease)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	res, err := r.client.Txn(ctx).If(cmps...).Then(ops...).Commit()
 	if err != nil {
-		r.leases.doubt(lease, err)
-		return false, err
+		return false, leases, err
 	}
-	return res.Succeeded, nil
+	return res.Succeeded, leases, nil
 }
 
 // Release is store.RouteStore's.
@@ -416,13 +459,27 @@ func (r *Routes) Recent(ctx context.Context, users []im.UserID) ([]store.Route, 
 	return r.table.of(users), nil
 }
 
-// Memory is store.RouteStore's.
+// Memory is store.RouteStore's. It asks etcd how far it is, because a watch says
+// nothing when etcd has gone back to an older state.
 func (r *Routes) Memory(ctx context.Context) (string, error) {
-	name, ok := r.table.memory()
+	const op = "etcd.Memory"
+	rev, ok := r.table.revision()
 	if !ok {
-		return "", unavailable(ctx, "etcd.Memory", errors.New("the table of routes was not read yet"))
+		return "", unavailable(ctx, op, errors.New("the table of routes was not read yet"))
 	}
-	return name, nil
+	cctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	res, err := r.client.Get(cctx, r.prefix)
+	if err != nil {
+		return "", unavailable(ctx, op, err)
+	}
+	if r.table.wentBack(rev, res.Header.Revision, res.Header.ClusterId) {
+		select {
+		case r.reread <- struct{}{}:
+		default: // it is going to be
+		}
+	}
+	return r.table.memory(), nil
 }
 
 // Homes is store.Sweeper's.

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -116,7 +117,7 @@ func TestALeaseThatEnds(t *testing.T) {
 	var routes []store.Route
 	for i := range 120 {
 		x := routeOf(i)
-		c, err := r.Claim(t.Context(), x, store.Policy{})
+		c, err := r.Claim(t.Context(), x, store.Policy{Mode: store.PolicyMode(i % 2)}) // every second one is remembered for longer
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,23 +129,20 @@ func TestALeaseThatEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range r.leases.all() {
+	for _, id := range append(r.leases.all(), r.leases.forLong()) {
 		if _, err := client.Revoke(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 	}
 	await(t, "the loss is noticed", func() bool { m, err := r.Memory(t.Context()); return err == nil && m != before })
-	for range 3 { // the first finds that the lease is gone
-		standings, err := r.Refresh(t.Context(), routes)
-		if err != nil {
-			continue
+	standings, err := r.Refresh(t.Context(), routes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range standings {
+		if s != store.Restored {
+			t.Fatalf("route %d is %v", i, s)
 		}
-		for i, s := range standings {
-			if s != store.Restored {
-				t.Fatalf("route %d is %v", i, s)
-			}
-		}
-		break
 	}
 	await(t, "all are back", func() bool { return r.table.size() == len(routes) })
 }
@@ -180,6 +178,31 @@ func TestKeys(t *testing.T) {
 	}
 	if _, _, ok := r.split("/imd/a/routes/x/y/z/w"); ok {
 		t.Error("a foreign key")
+	}
+}
+
+// What is remembered of logins outlives the process that wrote it; its routes do not.
+func TestLoginsOutliveTheProcess(t *testing.T) {
+	client, kick := begin(t), store.Policy{Mode: store.KickOld}
+	r := open(t, client, "/imd/a/routes/")
+	if _, err := r.Claim(t.Context(), routeOf(1), kick); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r = closing(t, open(t, client, "/imd/a/routes/"))
+	x := routeOf(1)
+	x.Session, x.Login = "s2", "l2"
+	if c, err := r.Claim(t.Context(), x, kick); err != nil || len(c.Replaced) != 0 || !slices.Equal(c.Away, []im.LoginID{"l"}) {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, err := client.Revoke(t.Context(), r.leases.forLong()); err != nil {
+		t.Fatal(err)
+	}
+	x.Session = "s3"
+	if _, err := r.Claim(t.Context(), x, kick); err != nil {
+		t.Errorf("after the lease for long has ended: %v", err)
 	}
 }
 

@@ -27,6 +27,9 @@ type guard struct {
 	Top       uint64                          `json:"top"` // the highest route epoch that was given out
 	Displaced map[im.SessionID]store.Standing `json:"displaced,omitempty"`
 	Order     []im.SessionID                  `json:"order,omitempty"` // of Displaced, the oldest first
+	// Logins are remembered longer than any process lives: a guard that has some is
+	// on a lease of its own.
+	Logins store.Logins `json:"logins,omitempty"`
 }
 
 // maxDisplaced is how many sessions a guard remembers.

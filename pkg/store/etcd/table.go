@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -71,10 +72,30 @@ func (t *table) lag() float64 {
 	return time.Since(t.alive).Seconds()
 }
 
-func (t *table) memory() (string, bool) {
+func (t *table) memory() string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return fmt.Sprintf("%x/%d", t.cluster, t.losses), t.read
+	return fmt.Sprintf("%x/%d", t.cluster, t.losses)
+}
+
+// revision is how far the table is; false = it was not read yet.
+func (t *table) revision() (int64, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.rev, t.read
+}
+
+// wentBack counts a loss if etcd, asked when the table was at a revision, is at an
+// earlier one or another cluster.
+func (t *table) wentBack(had, now int64, cluster uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now >= had && cluster == t.cluster || t.rev < had { // below: it was noticed meanwhile
+		return false
+	}
+	t.losses++
+	t.rev, t.cluster = now, cluster
+	return true
 }
 
 func (t *table) of(users []im.UserID) (out []store.Route) {
@@ -221,6 +242,8 @@ func (r *Routes) watch(ctx context.Context, from int64) error {
 			}
 			heard = time.Now()
 			r.apply(res)
+		case <-r.reread:
+			return errors.New("etcd went back to an older state")
 		case <-tick.C:
 			if time.Since(heard) > staleAfter {
 				return fmt.Errorf("the watch is silent since %v", time.Since(heard).Round(time.Second))
@@ -232,28 +255,37 @@ func (r *Routes) watch(ctx context.Context, from int64) error {
 	}
 }
 
-// apply takes events in. If routes of this process go together with the guards of
-// their users, nobody displaced them: they were lost.
+// userChange is one change of a user's keys.
+type userChange struct {
+	user im.UserID
+	rev  int64
+}
+
+// apply takes events in. If a route of this process goes without a new guard of its
+// user, nobody displaced or released it: it was lost.
 func (r *Routes) apply(res clientv3.WatchResponse) {
 	t := &r.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	guards, mine := map[im.UserID]bool{}, map[im.UserID]bool{}
+	guards, mine := map[userChange]bool{}, map[userChange]bool{}
 	for _, e := range res.Events {
 		u, s, ok := r.split(string(e.Kv.Key))
 		switch {
 		case !ok || e.Kv.ModRevision <= t.rev:
 		case e.Type == mvccpb.PUT:
 			r.take(e.Kv)
-		case s == "":
-			guards[u] = true
-		default:
+			if s == "" {
+				guards[userChange{u, e.Kv.ModRevision}] = true
+			}
+		case s != "":
 			t.drop(u, s)
-			mine[u] = mine[u] || r.leases.has(s)
+			if r.leases.has(s) {
+				mine[userChange{u, e.Kv.ModRevision}] = true
+			}
 		}
 	}
-	for u := range mine {
-		if mine[u] && guards[u] {
+	for c := range mine {
+		if !guards[c] {
 			t.losses++
 			break
 		}

@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,7 @@ type shard struct {
 	mu    sync.Mutex
 	epoch uint64 // the highest route epoch given out here; outlives the routes
 	users map[im.UserID]*user
+	swept time.Time // when logins that nobody needs any more were forgotten last
 }
 
 // user is what one user has; never nothing.
@@ -40,6 +42,7 @@ type user struct {
 	// displaced says why sessions lost their routes. It ends with their release;
 	// of too many the oldest is forgotten first.
 	displaced []displacement
+	logins    store.Logins
 }
 
 // displacement is a session that lost its route to a newer one.
@@ -85,7 +88,7 @@ func (r *Routes) Claim(ctx context.Context, route store.Route, p store.Policy) (
 	if route.Epoch == 0 {
 		route.Epoch = max(s.epoch+1, uint64(r.now().UnixMicro()))
 	}
-	c, ok := s.put(route, p)
+	c, ok := s.put(route, p, r.now())
 	if !ok {
 		return c, im.Errorf(clientv1.Reason_REASON_LOGIN_REFUSED, "memory.Claim", "another login is active")
 	}
@@ -93,7 +96,7 @@ func (r *Routes) Claim(ctx context.Context, route store.Route, p store.Policy) (
 }
 
 // put lets a route in that has its epoch; false = the policy refuses it.
-func (s *shard) put(route store.Route, p store.Policy) (store.Claim, bool) {
+func (s *shard) put(route store.Route, p store.Policy, now time.Time) (store.Claim, bool) {
 	u := s.users[route.User]
 	if u == nil {
 		u = &user{}
@@ -102,12 +105,26 @@ func (s *shard) put(route store.Route, p store.Policy) (store.Claim, bool) {
 	if !ok || c.Standing != store.Kept {
 		return c, ok
 	}
+	s.forget(now)
 	s.epoch = max(s.epoch, route.Epoch)
+	u.logins, c.Away = u.logins.Claim(u.routes, route, p, now)
 	u.routes = append(keep, route)
 	u.displace(c.Superseded, store.Superseded)
 	u.displace(c.Replaced, store.Replaced)
 	s.users[route.User] = u
 	return c, true
+}
+
+// forget drops, now and then, the logins whose time is over.
+func (s *shard) forget(now time.Time) {
+	if now.Sub(s.swept) < store.LoginTTL/10 {
+		return
+	}
+	s.swept = now
+	for id, u := range s.users {
+		maps.DeleteFunc(u.logins, func(_ im.LoginID, l store.Login) bool { return !now.Before(l.Until) })
+		s.tidy(id, u)
+	}
 }
 
 func (u *user) displace(routes []store.Route, why store.Standing) {
@@ -124,17 +141,18 @@ func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 	}
 	out := make([]store.Standing, len(routes))
 	for i, x := range routes {
-		out[i] = r.of(x.User).refresh(x)
+		out[i] = r.of(x.User).refresh(x, r.now())
 	}
 	return out, nil
 }
 
-func (s *shard) refresh(r store.Route) store.Standing {
+func (s *shard) refresh(r store.Route, now time.Time) store.Standing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if u := s.users[r.User]; u != nil {
 		for _, h := range u.routes {
 			if h.Session == r.Session && h.Epoch == r.Epoch {
+				u.logins, _ = u.logins.Seen(r.Login, now)
 				return store.Kept
 			}
 		}
@@ -144,7 +162,7 @@ func (s *shard) refresh(r store.Route) store.Standing {
 			}
 		}
 	}
-	if c, _ := s.put(r, store.Policy{}); c.Standing != store.Kept {
+	if c, _ := s.put(r, store.Policy{}, now); c.Standing != store.Kept {
 		return c.Standing
 	}
 	return store.Restored
@@ -180,7 +198,7 @@ func (s *shard) remove(id im.UserID, match func(store.Route) bool) int {
 
 // tidy forgets a user who has nothing.
 func (s *shard) tidy(id im.UserID, u *user) {
-	if len(u.routes)+len(u.displaced) == 0 {
+	if len(u.routes)+len(u.displaced)+len(u.logins) == 0 {
 		delete(s.users, id)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/storetest"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -97,4 +98,12 @@ func cpu(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkRetain measures what it costs that old messages go.
+func BenchmarkRetain(b *testing.B) {
+	server := testenv.StartPostgres(b, testenv.PostgresOptions{Settings: []string{"fsync=on", "shared_buffers=256MB", "autovacuum=on"}})
+	s := openAt(b, fresh(b, server))
+	defer s.Close()
+	storetest.BenchmarkRetain(b, s)
 }

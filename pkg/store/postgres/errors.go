@@ -26,6 +26,7 @@ const (
 	codeFenced      = "IM002" // of imd_prove
 	codeOvertaken   = "IM003" // of imd_append_segment
 	codeDisplaced   = "IM004" // of imd_sessions
+	codeFollowed    = "IM005" // of imd_claim_scheduled
 	codeReadOnly    = "25006"
 	codeDiskFull    = "53100"
 	codeCorrupt     = "XX001"

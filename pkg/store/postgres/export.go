@@ -138,10 +138,10 @@ var exporters = map[store.Table]exporter{
 		},
 	},
 	store.Conversations: {
-		"num, id, kind, name, closed, open_history, user_a, user_b, head, members, member_version", "conversation", []string{"num"}, true,
+		"num, id, kind, name, closed, open_history, user_a, user_b, head, kept, members, member_version", "conversation", []string{"num"}, true,
 		func(b *store.Batch, row scanner) ([]string, error) {
 			var r store.ConversationRow
-			err := row.Scan(&r.Num, &r.ID, &r.Kind, &r.Name, &r.Closed, &r.OpenHistory, &r.UserA, &r.UserB, &r.Head, &r.Members, &r.MemberVersion)
+			err := row.Scan(&r.Num, &r.ID, &r.Kind, &r.Name, &r.Closed, &r.OpenHistory, &r.UserA, &r.UserB, &r.Head, &r.Kept, &r.Members, &r.MemberVersion)
 			b.Conversations = append(b.Conversations, r)
 			return []string{decimal(r.Num)}, err
 		},

@@ -58,13 +58,13 @@ func (s *Store) ClaimFence(ctx context.Context, c store.FenceClaim) (store.Fence
 	return f.Fence, fault(op, err)
 }
 
-const sqlExpire = `SELECT imd_expire($1, $2, $3, $4)`
+const sqlExpire = `SELECT imd_expire($1, $2, $3, $4, $5)`
 
 // Expire is store.Directory's.
 func (s *Store) Expire(ctx context.Context, p store.Proof, now time.Time) (int, error) {
 	n, err := change(ctx, s, func(ctx context.Context, c *pgx.Conn) (n int, err error) {
 		p := shown(ctx, c, p)
-		err = c.QueryRow(ctx, sqlExpire, p.Name, p.Token, p.Holder, now.UnixMilli()).Scan(&n)
+		err = c.QueryRow(ctx, sqlExpire, p.Name, p.Token, p.Holder, now.UnixMilli(), store.MaxExpire).Scan(&n)
 		return n, err
 	})
 	if err == nil && n < 0 {

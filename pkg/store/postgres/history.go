@@ -81,10 +81,11 @@ type stay struct {
 	a, b          im.UserID // direct: its users
 	count         int
 	memberVersion int64
+	kept          im.Seq // nobody sees what is up to here
 }
 
 const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
-  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.members, c.member_version`
+  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.kept, c.members, c.member_version`
 
 const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 
@@ -94,12 +95,13 @@ func scanStay(row scanner, s *stay, more ...any) error {
 	v := &s.View
 	err := row.Scan(append([]any{
 		&s.User, &s.id, &s.Role, &v.Last.Start, &v.Last.End, &earlier, &v.Cleared, &s.Delivered, &s.Read,
-		&s.LeftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.Log, &s.count, &s.memberVersion,
+		&s.LeftName, &s.num, &s.kind, &s.name, &s.closed, &s.a, &s.b, &v.Log, &s.kept, &s.count, &s.memberVersion,
 	}, more...)...)
 	if err != nil {
 		return err
 	}
 	v.Earlier, err = rules.DecodeStretches(earlier)
+	v.Keep(s.kept)
 	return err
 }
 

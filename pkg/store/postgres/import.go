@@ -249,10 +249,10 @@ func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
 			r := &b.Keys[i]
 			return []any{r.ID, r.Name, append([]string{}, r.Scopes...), r.SecretHash[:], millis(r.Created), millis(r.Revoked)}
 		}),
-		load(ctx, t, "conversation", []string{"num", "head", "member_version", "version", "head_version", "members", "kind", "closed",
+		load(ctx, t, "conversation", []string{"num", "head", "kept", "member_version", "version", "head_version", "members", "kind", "closed",
 			"open_history", "id", "name", "user_a", "user_b"}, len(b.Conversations), func(i int) []any {
 			r := &b.Conversations[i]
-			return []any{r.Num, int64(r.Head), r.MemberVersion, xid, xid, int32(r.Members), int16(r.Kind), r.Closed,
+			return []any{r.Num, int64(r.Head), int64(r.Kept), r.MemberVersion, xid, xid, int32(r.Members), int16(r.Kind), r.Closed,
 				r.OpenHistory, string(r.ID), r.Name, string(r.UserA), string(r.UserB)}
 		}),
 		load(ctx, t, "creation", []string{"actor", "client_key", "conv"}, len(b.Creations), func(i int) []any {

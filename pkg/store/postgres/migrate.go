@@ -64,7 +64,11 @@ func needed() int64 {
 	if err != nil {
 		panic(err) // the pattern is wrong
 	}
-	return int64(len(files))
+	newest, err := goose.NumericComponent(files[len(files)-1]) // they are sorted
+	if err != nil {
+		panic(err) // a file has no number
+	}
+	return newest
 }
 
 // migrator runs fn with a goose provider for the database of dsn.

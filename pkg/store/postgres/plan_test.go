@@ -19,7 +19,7 @@ import (
 )
 
 // scan is a step of a plan that reads a whole table.
-var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute)\w*`)
+var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled)\w*`)
 
 // sorting is a step that sorts; merging what is sorted is none.
 var sorting = regexp.MustCompile(`(?m)^\s*(->  )?(Incremental )?Sort$`)
@@ -47,6 +47,7 @@ func TestPlans(t *testing.T) {
 		"creation": sqlCreation, "lock": sqlLock, "members of": sqlMembersOf, "owners": sqlOwners, "user": sqlUser, "users": sqlUsers,
 		"revocations": sqlRevocations, "callers": sqlCallers, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "events at": sqlEventsAt,
 		"dead letters": sqlDeadLetters, "unacked": sqlUnacked, "due pushes": sqlDuePushes, "badge stays": sqlBadgeStays, "flush": sqlFlush,
+		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled one": sqlScheduledOne,
 	} {
 		n := 0
 		for _, m := range parameter.FindAllStringSubmatch(query, -1) {

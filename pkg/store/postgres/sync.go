@@ -373,6 +373,7 @@ func (l *listed) state(s sight) store.ConversationState {
 	}
 	if l.other != nil {
 		l.other.View.Log = l.View.Log
+		l.other.View.Keep(l.kept)
 		m := l.other.Public()
 		out.PeerMember = &m
 	}
@@ -478,4 +479,28 @@ func memberPage(ctx context.Context, c *pgx.Conn, op string, conv im.Conversatio
 	}
 	rows.Close()
 	return p, rows.Err()
+}
+
+const sqlStarts = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ANY ($2) AND m.conversation_id = $1 AND m.role > 0`
+
+// Starts is store.Membership's.
+func (s *Store) Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error) {
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (map[im.UserID]im.Seq, error) {
+		rows, err := c.Query(ctx, sqlStarts, string(conv), users)
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		out := make(map[im.UserID]im.Seq, len(users))
+		for rows.Next() {
+			var st stay
+			if err := scanStay(rows, &st); err != nil {
+				return nil, err
+			}
+			out[st.User] = st.View.Since()
+		}
+		rows.Close()
+		return out, rows.Err()
+	})
+	return out, fault("store.Starts", err)
 }

@@ -150,7 +150,7 @@ func (r *Routes) run(ctx context.Context, op string, more func(rueidis.Builder) 
 
 // base are the first arguments of every script for a user.
 func (r *Routes) base() []string {
-	return []string{strconv.FormatInt(store.RouteTTL.Microseconds(), 10), strconv.FormatUint(r.seen.Load(), 10)}
+	return []string{strconv.FormatInt(store.RouteTTL.Microseconds(), 10), strconv.FormatUint(r.seen.Load(), 10), strconv.FormatInt(store.LoginTTL.Microseconds(), 10)}
 }
 
 // saw notes an epoch.
@@ -198,7 +198,7 @@ func (r *Routes) Claim(ctx context.Context, x store.Route, p store.Policy) (stor
 func (r *Routes) claimed(user im.UserID, res rueidis.RedisResult) (c store.Claim, err error) {
 	const op = "redis.Claim"
 	parts, err := res.ToArray()
-	if err != nil || len(parts) != 4 {
+	if err != nil || len(parts) != 5 {
 		return c, &im.Error{Reason: clientv1.Reason_REASON_INTERNAL, Op: op, Msg: "the answer is not understood", Err: err}
 	}
 	what, err := parts[0].ToString()
@@ -215,8 +215,15 @@ func (r *Routes) claimed(user im.UserID, res rueidis.RedisResult) (c store.Claim
 			lists[i], err = listed(user, parts[2+i])
 		}
 	}
+	var away []string
+	if err == nil {
+		away, err = parts[4].AsStrSlice()
+	}
 	if err != nil {
 		return store.Claim{}, &im.Error{Reason: clientv1.Reason_REASON_INTERNAL, Op: op, Msg: "the answer is not understood", Err: err}
+	}
+	for _, l := range away {
+		c.Away = append(c.Away, im.LoginID(l))
 	}
 	switch what {
 	case "refused":

@@ -28,7 +28,7 @@ var (
 // What known-bad builds run in the place of the others.
 var (
 	claimWithoutTime = newScript(strings.Replace(claimScript, "math.max(top + 1, now, floor + 1, since)", "top + 1", 1))
-	releaseAny       = newScript(strings.Replace(releaseScript, "r.id == ARGV[3] and r.epoch == tonumber(ARGV[4])", "true", 1))
+	releaseAny       = newScript(strings.Replace(releaseScript, "r.id == ARGV[4] and r.epoch == tonumber(ARGV[5])", "true", 1))
 )
 
 // or is s, or in a known-bad build the script that makes the mistake.

@@ -4,15 +4,17 @@ package redis
 //
 //	top         the highest route epoch that was given out
 //	s:SESSION   a route: epoch, end of life in microseconds, login, device, class, node, boot id, since, each with a newline behind it
+//	l:LOGIN     a login that claimed under kick_old: epoch, until when it is remembered, class, each with a newline behind it
 //	x:SESSION   why a session lost its route (superseded or replaced), and until when that is remembered
 //
 // Times are the server's. The hash ends by itself after twice the life of a
-// route.
+// route, or when no login in it is remembered any more.
 
 // common is in front of every script. KEYS[1] is the hash, ARGV[1] the life of a
-// route in microseconds, ARGV[2] the highest epoch that the caller has seen.
+// route in microseconds, ARGV[2] the highest epoch that the caller has seen, ARGV[3]
+// for how long logins are remembered, in microseconds.
 const common = `
-local key, ttl, floor = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
+local key, ttl, floor, known = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 ` + readClock + `
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 local function num(n) return string.format('%.0f', n) end
@@ -21,7 +23,7 @@ local function fields(v)
   for f in string.gmatch(v, '([^\n]*)\n') do t[#t + 1] = f end
   return t
 end
-local top, routes, displaced = 0, {}, {}
+local top, routes, displaced, logins = 0, {}, {}, {}
 local all = redis.call('HGETALL', key)
 for i = 1, #all, 2 do
   local k, v = all[i], all[i + 1]
@@ -33,12 +35,22 @@ for i = 1, #all, 2 do
       redis.call('HDEL', key, k)
     elseif string.sub(k, 1, 2) == 's:' then
       routes[#routes + 1] = {id = id, raw = v, epoch = tonumber(f[1]), login = f[3], device = f[4], class = f[5], node = f[6], boot = f[7], since = tonumber(f[8])}
+    elseif string.sub(k, 1, 2) == 'l:' then
+      logins[id] = {epoch = tonumber(f[1]), ends = tonumber(f[2]), class = f[3]}
     else
       displaced[id] = f[1]
     end
   end
 end
-local function live() redis.call('PEXPIRE', key, num(2 * ttl / 1000)) end
+local function live()
+  local ends = now + 2 * ttl
+  for _, l in pairs(logins) do ends = math.max(ends, l.ends) end
+  redis.call('PEXPIRE', key, num((ends - now) / 1000))
+end
+local function remember(login, epoch, class)
+  logins[login] = {epoch = epoch, ends = now + known, class = class}
+  redis.call('HSET', key, 'l:' .. login, num(epoch) .. '\n' .. num(now + known) .. '\n' .. class .. '\n')
+end
 local function raise(e)
   if e > top then
     top = e
@@ -55,17 +67,21 @@ local function put(id, epoch, rest)
   raise(epoch)
   redis.call('HDEL', key, 'x:' .. id)
   redis.call('HSET', key, 's:' .. id, num(epoch) .. '\n' .. num(now + ttl) .. '\n' .. rest)
+  local login = fields(rest)[1]
+  local l = logins[login]
+  if l and l.ends < now + known / 2 then remember(login, l.epoch, l.class) end
   live()
 end
 `
 
 // claim takes session, login, device, class, the rest of the record, the epoch
 // (0 = a new one), mode, multi, same class and total, and does what store.Admit
-// does. It answers what came of it, the epoch, and the routes that it displaced
-// or that are in the way, behind each other.
+// and store.Logins do. It answers what came of it, the epoch, the routes that it
+// displaced or that are in the way, behind each other, and the logins that it
+// replaced while they were away.
 const claimScript = common + `
-local id, login, device, class, rest = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local epoch, mode, multi, same, total = tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), ARGV[11] == '1', tonumber(ARGV[12])
+local id, login, device, class, rest = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local epoch, mode, multi, same, total = tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13])
 local since = tonumber(fields(rest)[6])
 if epoch == 0 then
   -- Never below its beginning: sessions that claim late are ranked by theirs, also over a
@@ -84,7 +100,7 @@ local mine = false
 for _, r in ipairs(routes) do
   if r.login == login then
     mine = true
-    if r.device == device and r.id ~= id and r.epoch > epoch then return {'superseded', num(epoch), {}, {}} end
+    if r.device == device and r.id ~= id and r.epoch > epoch then return {'superseded', num(epoch), {}, {}, {}} end
   end
 end
 local function ranks(sameclass, without)
@@ -115,7 +131,7 @@ if mode == 'multi' then
   beyond(ranks(true), multi)
 else
   for _, o in ipairs(ranks(same)) do
-    if mode == 'kick_old' and o.newest > epoch then return {'replaced', num(epoch), {}, {}} end
+    if mode == 'kick_old' and o.newest > epoch then return {'replaced', num(epoch), {}, {}, {}} end
     ended[o.login] = true
   end
 end
@@ -125,12 +141,12 @@ if mode == 'reject_new' then
   if next(ended) then
     local holders = {}
     for _, r in ipairs(routes) do if ended[r.login] then holders[#holders + 1] = r end end
-    return {'refused', num(epoch), {}, told(holders)}
+    return {'refused', num(epoch), {}, told(holders), {}}
   end
 else
   beyond(ranks(false, ended), total)
 end
-if ended[login] then return {'replaced', num(epoch), {}, {}} end
+if ended[login] then return {'replaced', num(epoch), {}, {}, {}} end
 local superseded, replaced = {}, {}
 for _, r in ipairs(routes) do
   if r.id ~= id then
@@ -141,15 +157,28 @@ for _, r in ipairs(routes) do
     end
   end
 end
+local away = {}
+if mode == 'kick_old' then
+  local held = {}
+  for _, r in ipairs(routes) do held[r.login] = true end
+  for l, o in pairs(logins) do
+    if l ~= login and not (same and o.class ~= class) and o.epoch <= epoch then
+      redis.call('HDEL', key, 'l:' .. l)
+      logins[l] = nil
+      if not held[l] then away[#away + 1] = l end
+    end
+  end
+  remember(login, epoch, class)
+end
 displace(superseded, 'superseded')
 displace(replaced, 'replaced')
 put(id, epoch, rest)
-return {'kept', num(epoch), told(superseded), told(replaced)}
+return {'kept', num(epoch), told(superseded), told(replaced), away}
 `
 
 // refresh takes session, login, device, the rest of the record and the epoch.
 const refreshScript = common + `
-local id, login, device, rest, epoch = ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7])
+local id, login, device, rest, epoch = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
 local older = {}
 for _, r in ipairs(routes) do
   if r.id == id and r.epoch == epoch then
@@ -172,7 +201,7 @@ return 'restored'
 // release takes session and epoch.
 const releaseScript = common + `
 for _, r in ipairs(routes) do
-  if r.id == ARGV[3] and r.epoch == tonumber(ARGV[4]) then
+  if r.id == ARGV[4] and r.epoch == tonumber(ARGV[5]) then
     return redis.call('HDEL', key, 's:' .. r.id)
   end
 end
@@ -183,7 +212,7 @@ return 0
 const sweepScript = common + `
 local n = 0
 for _, r in ipairs(routes) do
-  if r.node == ARGV[3] and r.boot == ARGV[4] then n = n + redis.call('HDEL', key, 's:' .. r.id) end
+  if r.node == ARGV[4] and r.boot == ARGV[5] then n = n + redis.call('HDEL', key, 's:' .. r.id) end
 end
 return n
 `

@@ -42,6 +42,10 @@ func (v View) Head() im.Seq {
 	return v.Log
 }
 
+// Keep hides what is up to a border from everyone, as retention does. Of one who
+// has left before, it hides all.
+func (v *View) Keep(border im.Seq) { v.Cleared = max(v.Cleared, min(border, v.Head())) }
+
 // Within are the visible stretches between after and before, both excluded,
 // closed and rising; before 0 = no bound.
 func (v View) Within(after, before im.Seq) []store.Stretch {

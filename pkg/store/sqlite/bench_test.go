@@ -10,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/storetest"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -61,4 +62,14 @@ func benchAppend(b *testing.B, conversations, batch int) {
 	n := float64(b.N * batch)
 	b.ReportMetric(n/b.Elapsed().Seconds(), "messages/s")
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "us/message")
+}
+
+// BenchmarkRetain measures what it costs that old messages go.
+func BenchmarkRetain(b *testing.B) {
+	s, err := Open(b.Context(), Options{Path: filepath.Join(b.TempDir(), "imd.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	storetest.BenchmarkRetain(b, s)
 }

@@ -27,6 +27,7 @@ const (
 type conversation struct {
 	rules.Conversation
 	num                  int64
+	kept                 im.Seq    // nobody sees what is up to here
 	a, b                 im.UserID // direct: its users
 	version, headVersion int64
 	dirty                bool                        // on tx.dirty
@@ -105,7 +106,7 @@ func (h *cache) trim() {
 	}
 }
 
-const sqlConversation = `SELECT num, kind, name, closed, open_history, user_a, user_b, head, members,
+const sqlConversation = `SELECT num, kind, name, closed, open_history, user_a, user_b, head, kept, members,
   member_version, version, head_version FROM conversation WHERE id = ?`
 
 // conversation finds a conversation; nil if there is none.
@@ -116,7 +117,7 @@ func (t *tx) conversation(id im.ConversationID) (*conversation, error) {
 	c := &conversation{members: map[im.UserID]*rules.Member{}}
 	c.ID = id
 	err := t.row(sqlConversation, []any{string(id)}, &c.num, &c.Kind, &c.Name, &c.Closed, &c.OpenHistory, &c.a, &c.b,
-		&c.Head, &c.Count, &c.MemberVersion, &c.version, &c.headVersion)
+		&c.Head, &c.kept, &c.Count, &c.MemberVersion, &c.version, &c.headVersion)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}

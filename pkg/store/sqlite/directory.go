@@ -179,26 +179,32 @@ func (s *Store) Callers(ctx context.Context, users []im.UserID) (map[im.UserID]s
 	return out, fault(op, err)
 }
 
+// sqlExpire removes what is over, a kind each.
+var sqlExpire = []string{
+	`DELETE FROM revocation WHERE (user_id, login) IN (SELECT user_id, login FROM revocation WHERE until_ms <= ? LIMIT ?)`,
+	`DELETE FROM session WHERE (user_id, login, device) IN (SELECT user_id, login, device FROM session WHERE until_ms <= ? LIMIT ?)`,
+	`DELETE FROM mute WHERE (user_id, conversation_id) IN (SELECT user_id, conversation_id FROM mute WHERE until_ms <= ? LIMIT ?)`,
+}
+
 // Expire is store.Directory's.
 func (s *Store) Expire(ctx context.Context, p store.Proof, now time.Time) (int, error) {
-	var rows int64
-	err := s.w.run(ctx, func(t *tx) (err error) {
-		if err = t.prove(p); err != nil {
-			return err
+	gone := int64(0)
+	err := s.proved(ctx, "store.Expire", p, func(t *tx) error {
+		for _, query := range sqlExpire {
+			n, err := t.exec(query, now.UnixMilli(), store.MaxExpire)
+			if err != nil {
+				return err
+			}
+			gone += n
 		}
-		rows, err = t.exec(`DELETE FROM revocation WHERE until_ms <= ?`, now.UnixMilli())
-		if err != nil {
-			return err
-		}
-		sessions, err := t.exec(`DELETE FROM session WHERE until_ms <= ?`, now.UnixMilli())
-		t.changed = rows+sessions > 0
+		t.changed = gone > 0
 		clear(t.cache.sessions)
-		return err
+		return nil
 	})
 	if err != nil {
-		return 0, fault("store.Expire", err)
+		return 0, err
 	}
-	return int(rows), nil
+	return int(gone), nil
 }
 
 // PutKey is store.Directory's.

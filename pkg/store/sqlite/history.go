@@ -121,7 +121,7 @@ type stay struct {
 }
 
 const stayColumns = `m.user_id, m.conversation_id, m.role, m.start_seq, m.end_seq, m.earlier, m.cleared, m.delivered, m.read,
-  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.members, c.member_version`
+  m.left_name, c.num, c.kind, c.name, c.closed, c.user_a, c.user_b, c.head, c.kept, c.members, c.member_version`
 
 const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 
@@ -135,7 +135,7 @@ func scanStay(scan func(...any) error, s *stay) error {
 }
 
 // stayCells is how many columns stayColumns has.
-const stayCells = 19
+const stayCells = 20
 
 // from takes stayColumns, the first cells of a row.
 func (s *stay) from(c *cells) error {
@@ -143,10 +143,11 @@ func (s *stay) from(c *cells) error {
 	s.Delivered, s.Read, s.LeftName = im.Seq(c.int(7)), im.Seq(c.int(8)), c.text(9)
 	s.num, s.Kind, s.Name, s.Closed = c.int(10), clientv1.ConversationKind(c.int(11)), c.text(12), c.int(13) != 0
 	s.a, s.b, s.Head = im.UserID(c.text(14)), im.UserID(c.text(15)), im.Seq(c.int(16))
-	s.Count, s.MemberVersion = int(c.int(17)), c.int(18)
+	s.kept, s.Count, s.MemberVersion = im.Seq(c.int(17)), int(c.int(18)), c.int(19)
 	var err error
 	s.View, err = viewOf(c, 3)
 	s.View.Log = s.Head
+	s.View.Keep(s.kept)
 	return err
 }
 

@@ -126,8 +126,8 @@ const (
 	sqlImportFeed         = `UPDATE outbox SET feeding = 1 WHERE id = 1`
 	sqlImportRevocation   = `INSERT INTO revocation (user_id, login, issued_before_ms, reason, until_ms) VALUES (?, ?, ?, ?, ?)`
 	sqlImportKey          = `INSERT INTO api_key (id, name, scopes, secret_hash, created_ms, revoked_ms) VALUES (?, ?, ?, ?, ?, ?)`
-	sqlImportConversation = `INSERT INTO conversation (num, id, kind, name, closed, open_history, user_a, user_b, head, members,
-  member_version, version, head_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlImportConversation = `INSERT INTO conversation (num, id, kind, name, closed, open_history, user_a, user_b, head, kept, members,
+  member_version, version, head_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlImportEntry = `INSERT INTO entry (conv, seq, prev_seq, kind, countable, sender, message_id, client_message_id, server_time_ms,
   target_seq, changed_seq, body_hash, change, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlImportWorker = `INSERT INTO worker (id, mark_us) VALUES (?, ?)`
@@ -163,7 +163,7 @@ func (t *tx) importRows(b *store.Batch) (err error) {
 	}
 	for _, r := range b.Conversations {
 		put(sqlImportConversation, r.Num, string(r.ID), r.Kind, r.Name, r.Closed, r.OpenHistory, string(r.UserA), string(r.UserB),
-			r.Head, r.Members, r.MemberVersion, t.version, t.version)
+			r.Head, r.Kept, r.Members, r.MemberVersion, t.version, t.version)
 	}
 	for _, r := range b.Creations {
 		put(sqlAddCreation, string(r.Actor), key(r.RequestID), r.Conv)

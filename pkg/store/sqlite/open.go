@@ -145,14 +145,18 @@ func explain(path string, err error) error {
 	return fmt.Errorf("the database %s cannot be opened: %w", path, err)
 }
 
-// needed is the newest schema that this program knows. Migrations are numbered
-// from 1 on.
+// needed is the newest schema that this program knows: the number of the last
+// migration.
 func needed() int64 {
 	files, err := migrations.ReadDir("migrations")
 	if err != nil {
 		panic(err) // it is embedded
 	}
-	return int64(len(files))
+	newest, err := goose.NumericComponent(files[len(files)-1].Name()) // they are sorted
+	if err != nil {
+		panic(err) // a file has no number
+	}
+	return newest
 }
 
 // migrate brings the schema to the newest version that this program knows.

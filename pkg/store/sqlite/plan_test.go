@@ -16,6 +16,7 @@ func TestPlans(t *testing.T) {
 		"stay": sqlStay, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "unread": sqlUnread, "last": sqlLast,
 		"stays": sqlStays, "stays asked": sqlStaysAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
 		"user": sqlUser, "creation": sqlCreation, "seen": sqlSeenAt, "visible": sqlVisible,
+		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled turn": sqlTurnScheduled, "scheduled open": sqlScheduledOpen,
 	} {
 		args := make([]any, strings.Count(query, "?"))
 		for i := range args {

@@ -126,7 +126,7 @@ func (s *Store) ClearHistory(ctx context.Context, conv im.ConversationID, user i
 		}
 		next := *m
 		next.View.Cleared = max(m.View.Cleared, min(seq, c.Head))
-		start = next.View.Start()
+		start = max(next.View.Start(), c.kept)
 		if next.View.Cleared == m.View.Cleared {
 			return nil
 		}

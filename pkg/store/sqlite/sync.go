@@ -207,6 +207,7 @@ func (c *conn) state(ctx context.Context, l *listed, q store.SyncQuery, room *in
 	}
 	if l.other != nil {
 		l.other.User, l.other.View.Log = out.Peer, l.View.Log
+		l.other.View.Keep(l.kept)
 		m := l.other.Public()
 		out.PeerMember = &m
 	}
@@ -333,4 +334,27 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 		})
 	})
 	return p, fault(op, err)
+}
+
+// Starts is store.Membership's.
+func (s *Store) Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error) {
+	const op = "store.Starts"
+	out := make(map[im.UserID]im.Seq, len(users))
+	err := s.read(ctx, func(c *conn) error {
+		for _, u := range users {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			st, err := c.stayOf(op, conv, u)
+			switch {
+			case im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER:
+			case err != nil:
+				return err
+			case st.Present():
+				out[u] = st.View.Since()
+			}
+		}
+		return nil
+	})
+	return out, fault(op, err)
 }

@@ -302,4 +302,17 @@ func memberPages(k *kit) {
 	if p, err := k.s.Members(k.ctx(), g, "", "", 1000); err != nil || len(p.Members) != 25 {
 		k.Errorf("for the system: %v", err)
 	}
+	k.add(g, "a", "late")
+	head := k.state(g, "late").Head
+	if _, err := k.s.ClearHistory(k.ctx(), g, "u01", head); err != nil {
+		k.Error(err)
+	}
+	starts, err := k.s.Starts(k.ctx(), g, []im.UserID{"a", "u01", "u03", "late", "stranger"})
+	if err != nil {
+		k.Error(err)
+	}
+	same(k, "starts", starts, map[im.UserID]im.Seq{"a": k.state(g, "a").Start, "u01": head, "late": k.state(g, "late").Start})
+	if starts, err := k.s.Starts(k.ctx(), "g_none", []im.UserID{"a"}); err != nil || len(starts) != 0 {
+		k.Errorf("starts in no group: %v, %v", starts, err)
+	}
 }

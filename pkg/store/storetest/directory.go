@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -95,6 +96,26 @@ func revocations(k *kit) {
 	k.must(err)
 	same(k, "expired later", n, 2)
 	same(k, "left", []int{len(list("a")), len(list("b"))}, []int{1, 0})
+}
+
+// More than one step takes goes in several; mutes that still hold stay.
+func expiry(k *kit) {
+	p := k.fence("x", 1).Proof()
+	now := time.Now()
+	for i := range store.MaxExpire + 3 {
+		k.must(k.s.RevokeLogin(k.ctx(), store.Revocation{User: "a", Login: im.LoginID(fmt.Sprint("l", i)), Reason: clientv1.Reason_REASON_REVOKED, Until: now.Add(time.Hour)}))
+	}
+	g := k.group("o", "m", "n")
+	k.must(k.s.SetMute(k.ctx(), g, "m", now.Add(time.Minute)))
+	k.must(k.s.SetMute(k.ctx(), g, "n", now.Add(48*time.Hour)))
+	for _, want := range []int{store.MaxExpire + 1, 3, 0} {
+		n, err := k.s.Expire(k.ctx(), p, now.Add(2*time.Hour))
+		k.must(err)
+		same(k, "rows that went", n, want)
+	}
+	n, err := k.s.Expire(k.ctx(), p, now.Add(72*time.Hour))
+	k.must(err)
+	same(k, "the other mute", n, 1)
 }
 
 func keys(k *kit) {

@@ -40,6 +40,7 @@ func TestRoutes(t *testing.T, r Routes) {
 		{"the same login and device again supersedes, whatever the policy", supersedes},
 		{"multi lets n logins of a class live", multi},
 		{"kick_old ends the others", kickOld},
+		{"kick_old ends logins that are away", kickedAway},
 		{"reject_new refuses and changes nothing", rejectNew},
 		{"a replaced login loses all its sessions", replacedByLogin},
 		{"route epochs rise for good", epochsRise},
@@ -215,6 +216,41 @@ func kickOld(k *routeKit) {
 	last := route("u", "l4", "d4", im.Tablet)
 	k.same("all", names(k.claim(last, store.Policy{Mode: store.KickOld}).Replaced), next, web)
 	k.same("live", k.sessions("u"), last)
+}
+
+func kickedAway(k *routeKit) {
+	one, all := store.Policy{Mode: store.KickOld, SameClass: true}, store.Policy{Mode: store.KickOld}
+	away := func(what string, r store.Route, p store.Policy, want ...im.LoginID) store.Route {
+		k.Helper()
+		c := k.claim(r, p)
+		slices.Sort(c.Away)
+		if !slices.Equal(c.Away, want) {
+			k.Errorf("%s: %v are replaced while away, want %v", what, c.Away, want)
+		}
+		r.Epoch = c.Epoch
+		return r
+	}
+	leave := func(r store.Route) {
+		k.Helper()
+		if ok, err := k.s.Release(k.ctx(), r.User, r.Session, r.Epoch); !ok || err != nil {
+			k.Fatal(ok, err)
+		}
+	}
+	leave(away("the first", route("u", "l1", "d1", im.Phone), one))
+	leave(away("it comes back", route("u", "l1", "d1", im.Phone), one))
+	leave(away("another class", route("u", "l2", "d2", im.Web), one))
+	leave(away("without the policy", route("u", "l3", "d3", im.Phone), anyNumber))
+	late := route("u", "l4", "d4", im.Phone)
+	late.Epoch = 1
+	leave(away("one that began before", late, one))
+	phone := away("in the class", route("u", "l5", "d5", im.Phone), one, "l1", "l4")
+	k.same("live", k.sessions("u"), phone)
+	last := away("in all", route("u", "l6", "d6", im.Tablet), all, "l2")
+	if s := k.refresh(phone); s != store.Replaced {
+		k.Errorf("the live one is %v", s)
+	}
+	leave(last)
+	away("each is replaced once", route("u", "l7", "d7", im.Bot), all, "l6")
 }
 
 func rejectNew(k *routeKit) {

@@ -1,12 +1,14 @@
 package storetest
 
 import (
-	"errors"
+	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -30,6 +32,7 @@ type routeAnswer struct {
 	standing store.Standing
 	released bool
 	found    []store.Route
+	unsure   bool // nobody knows whether it happened
 }
 
 // routeState is what one user has: the routes that are live and why others are
@@ -41,17 +44,24 @@ type routeState struct {
 }
 
 // routeModel is what route stores promise, one call after the other.
-var routeModel = porcupine.Model{
-	Init: func() any { return routeState{} },
-	Step: func(state, input, output any) (bool, any) {
-		return state.(routeState).step(input.(routeOp), output.(routeAnswer))
+var routeModel = (&porcupine.NondeterministicModel{
+	Init: func() []any { return []any{routeState{}} },
+	Step: func(state, input, output any) []any {
+		s, op, out := state.(routeState), input.(routeOp), output.(routeAnswer)
+		if out.unsure {
+			return []any{s, s.happened(op)}
+		}
+		if ok, next := s.step(op, out); ok {
+			return []any{next}
+		}
+		return nil
 	},
 	Equal: func(a, b any) bool { return a.(routeState).text() == b.(routeState).text() },
 	DescribeOperation: func(input, output any) string {
 		op, out := input.(routeOp), output.(routeAnswer)
 		return fmt.Sprintf("%s %s/%s -> %+v", op.kind, op.route.Session, op.route.Login, out)
 	},
-}
+}).ToModel()
 
 func (s routeState) text() string {
 	var parts []string
@@ -72,9 +82,8 @@ func (s routeState) step(op routeOp, out routeAnswer) (bool, routeState) {
 	case "refresh":
 		return s.refresh(op.route, out)
 	case "release":
-		kept := slices.DeleteFunc(slices.Clone(s.live), func(h store.Route) bool { return h.Session == op.route.Session && h.Epoch == op.route.Epoch })
-		ok := out.released == (len(kept) < len(s.live))
-		return ok, routeState{kept, s.displaced, s.top}
+		next := s.without(op.route)
+		return out.released == (len(next.live) < len(s.live)), next
 	default:
 		return slices.Equal(names(out.found), names(s.live)), s
 	}
@@ -96,17 +105,43 @@ func (s routeState) claim(op routeOp, out routeAnswer) (bool, routeState) {
 	if r.Epoch <= s.top || !slices.Equal(names(want.Superseded), names(out.claim.Superseded)) || !slices.Equal(names(want.Replaced), names(out.claim.Replaced)) {
 		return false, s
 	}
+	return true, s.with(r, want, keep)
+}
+
+// with is the state after a claim that was granted.
+func (s routeState) with(r store.Route, c store.Claim, keep []store.Route) routeState {
 	next := routeState{append(slices.Clone(keep), r), map[im.SessionID]store.Standing{}, r.Epoch}
 	for id, why := range s.displaced {
 		next.displaced[id] = why
 	}
-	for _, x := range want.Superseded {
+	for _, x := range c.Superseded {
 		next.displaced[x.Session] = store.Superseded
 	}
-	for _, x := range want.Replaced {
+	for _, x := range c.Replaced {
 		next.displaced[x.Session] = store.Replaced
 	}
-	return true, next
+	return next
+}
+
+// without is the state after a release.
+func (s routeState) without(r store.Route) routeState {
+	kept := slices.DeleteFunc(slices.Clone(s.live), func(h store.Route) bool { return h.Session == r.Session && h.Epoch == r.Epoch })
+	return routeState{kept, s.displaced, s.top}
+}
+
+// happened is the state after a claim or a release that was not answered. A claim has
+// any epoch above the others, as nobody will name it again.
+func (s routeState) happened(op routeOp) routeState {
+	if op.kind == "release" {
+		return s.without(op.route)
+	}
+	r := op.route
+	r.Epoch = s.top + 1
+	c, keep, ok := store.Admit(s.live, r, op.policy)
+	if !ok {
+		return s
+	}
+	return s.with(r, c, keep)
 }
 
 func (s routeState) refresh(r store.Route, out routeAnswer) (bool, routeState) {
@@ -123,43 +158,114 @@ func (s routeState) refresh(r store.Route, out routeAnswer) (bool, routeState) {
 // same few users at once and checks that there is an order in which each answer
 // is right.
 func linearizable(k *routeKit) {
-	const workers, each, users = 6, 60, 4
 	stores := []store.RouteStore{k.s}
 	if k.r.Other != nil {
 		stores = append(stores, k.r.Other(k))
 	}
-	var mu sync.Mutex
-	ops := make([][]porcupine.Operation, users)
-	begin := time.Now()
+	h := newRouteHistory()
+	h.play(k, stores, func(call int) (users string, ok bool) { return "u", call < 60 })
+	if h.unsure > 0 {
+		k.Errorf("%d calls failed", h.unsure)
+	}
+	h.check(k)
+}
+
+// Linearizable lets several workers use stores that have the same routes until stop
+// is closed, while somebody disturbs the servers behind them, and checks that there
+// is an order in which each answer is right. A call that fails as unavailable may
+// have happened, at any time from then on, or not. It returns how many calls were
+// answered and how many were not.
+func Linearizable(t testing.TB, stores []store.RouteStore, stop <-chan struct{}) (answered, unsure int) {
+	t.Helper()
+	h := newRouteHistory()
+	h.play(t, stores, func(int) (users string, ok bool) {
+		select {
+		case <-stop:
+			return "", false
+		case <-time.After(3 * time.Millisecond): // a load of people, and short histories
+		}
+		return fmt.Sprint("t", time.Since(h.begin)/routeSpan, "-"), true
+	})
+	h.check(t)
+	return h.answered, h.unsure
+}
+
+// routeSpan is after how long other users have their turn: what is checked grows with
+// the calls about one user, and so does what stores remember of them.
+const routeSpan = 200 * time.Millisecond
+
+// routeHistory is calls and their answers, for each user.
+type routeHistory struct {
+	begin time.Time
+
+	mu               sync.Mutex
+	ops              map[im.UserID][]porcupine.Operation
+	answered, unsure int
+}
+
+func newRouteHistory() *routeHistory {
+	return &routeHistory{begin: time.Now(), ops: map[im.UserID][]porcupine.Operation{}}
+}
+
+// play lets workers call the stores. next names the users of a worker's next call, by
+// what their names begin with, until it says no.
+func (h *routeHistory) play(t testing.TB, stores []store.RouteStore, next func(call int) (users string, ok bool)) {
+	const workers, users = 6, 4
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
 			s, dice := stores[w%len(stores)], rand.New(rand.NewPCG(uint64(w), 7))
-			mine := map[int][]store.Route{} // claimed by this worker and not released
-			for range each {
-				u := dice.IntN(users)
-				op := nextOp(dice, im.UserID(fmt.Sprint("u", u)), mine[u])
-				at := time.Since(begin)
-				out := k.perform(s, op)
-				done := time.Since(begin)
+			mine := map[im.UserID][]store.Route{} // claimed by this worker and not released
+			for call := 0; ; call++ {
+				names, ok := next(call)
+				if !ok {
+					return
+				}
+				u := im.UserID(fmt.Sprint(names, dice.IntN(users)))
+				op := nextOp(dice, u, mine[u])
+				at := time.Since(h.begin)
+				out, err := perform(t.Context(), s, op)
+				if err != nil && im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+					t.Errorf("%s: %v", op.kind, err)
+					return
+				}
+				out.unsure = err != nil
 				switch {
-				case op.kind == "claim" && !out.refused:
+				case op.kind == "claim" && err == nil && !out.refused:
 					r := op.route
 					r.Epoch = out.claim.Epoch
 					mine[u] = append(mine[u], r)
 				case op.kind == "release":
 					mine[u] = slices.DeleteFunc(mine[u], func(x store.Route) bool { return x.Session == op.route.Session })
 				}
-				mu.Lock()
-				ops[u] = append(ops[u], porcupine.Operation{ClientId: w, Input: op, Output: out, Call: int64(at), Return: int64(done)})
-				mu.Unlock()
+				h.note(u, porcupine.Operation{ClientId: w, Input: op, Output: out, Call: int64(at), Return: int64(time.Since(h.begin))})
 			}
 		})
 	}
 	wg.Wait()
-	for u, list := range ops {
+}
+
+// note takes a call down. One without an answer that would have changed something may
+// come true later.
+func (h *routeHistory) note(u im.UserID, o porcupine.Operation) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !o.Output.(routeAnswer).unsure {
+		h.answered++
+		h.ops[u] = append(h.ops[u], o)
+		return
+	}
+	h.unsure++
+	if kind := o.Input.(routeOp).kind; kind == "claim" || kind == "release" {
+		o.ClientId, o.Return = 100+h.unsure, math.MaxInt64 // its worker goes on
+		h.ops[u] = append(h.ops[u], o)
+	}
+}
+
+func (h *routeHistory) check(t testing.TB) {
+	for u, list := range h.ops {
 		if res := porcupine.CheckOperationsTimeout(routeModel, list, 30*time.Second); res != porcupine.Ok {
-			k.Errorf("user %d: %d calls are %s", u, len(list), res)
+			t.Errorf("user %s: %d calls are %s", u, len(list), res)
 		}
 	}
 }
@@ -185,26 +291,23 @@ func nextOp(dice *rand.Rand, user im.UserID, mine []store.Route) routeOp {
 	}
 }
 
-func (k *routeKit) perform(s store.RouteStore, op routeOp) (out routeAnswer) {
-	var err error
+// perform makes a call.
+func perform(ctx context.Context, s store.RouteStore, op routeOp) (out routeAnswer, err error) {
 	switch op.kind {
 	case "claim":
-		out.claim, err = s.Claim(k.Context(), op.route, op.policy)
+		out.claim, err = s.Claim(ctx, op.route, op.policy)
 		if im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED {
 			out.refused, err = true, nil
 		}
 	case "refresh":
 		var all []store.Standing
-		if all, err = s.Refresh(k.Context(), []store.Route{op.route}); err == nil {
+		if all, err = s.Refresh(ctx, []store.Route{op.route}); err == nil {
 			out.standing = all[0]
 		}
 	case "release":
-		out.released, err = s.Release(k.Context(), op.route.User, op.route.Session, op.route.Epoch)
+		out.released, err = s.Release(ctx, op.route.User, op.route.Session, op.route.Epoch)
 	default:
-		out.found, err = s.Lookup(k.Context(), []im.UserID{op.route.User})
+		out.found, err = s.Lookup(ctx, []im.UserID{op.route.User})
 	}
-	if err != nil {
-		k.Error(errors.Join(errors.New(op.kind), err))
-	}
-	return out
+	return out, err
 }

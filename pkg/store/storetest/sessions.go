@@ -121,7 +121,7 @@ func sessionRanks(k *kit) {
 	if err != nil {
 		k.Fatal(err)
 	}
-	if n, err := k.s.Expire(k.ctx(), f.Proof(), time.Now().Add(2*time.Hour)); err != nil || n != 0 {
+	if n, err := k.s.Expire(k.ctx(), f.Proof(), time.Now().Add(2*time.Hour)); err != nil || n != 2 {
 		k.Errorf("expire: %d, %v", n, err)
 	}
 	same(k, "after the notes went", rank("l", 10), 10)

@@ -72,7 +72,7 @@ func (s *sum) add(b *store.Batch) {
 	for i := range b.Conversations {
 		r := &b.Conversations[i]
 		s.row(f.begin().num(r.Num).text(string(r.ID)).num(int64(r.Kind)).text(r.Name).flag(r.Closed).flag(r.OpenHistory).
-			text(string(r.UserA)).text(string(r.UserB)).num(int64(r.Head)).num(int64(r.Members)).num(r.MemberVersion).b)
+			text(string(r.UserA)).text(string(r.UserB)).num(int64(r.Head)).num(int64(r.Kept)).num(int64(r.Members)).num(r.MemberVersion).b)
 	}
 	for i := range b.Creations {
 		r := &b.Creations[i]

@@ -12,6 +12,7 @@ package internalv1
 
 import (
 	clientv1 "github.com/imdhq/imd/sdk/go/gen/clientv1"
+	imdv1 "github.com/imdhq/imd/sdk/go/gen/imdv1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -2124,6 +2125,387 @@ func (x *ClearHistoryResponse) GetStart() int64 {
 	return 0
 }
 
+// ScheduleRequest is a message to send later.
+type ScheduleRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	// The sender; empty = the system.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// As in a Run.
+	PeerId        string            `protobuf:"bytes,3,opt,name=peer_id,json=peerId,proto3" json:"peer_id,omitempty"`
+	RequestId     string            `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Content       *clientv1.Content `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
+	BodyHash      []byte            `protobuf:"bytes,6,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
+	SendAtMs      int64             `protobuf:"varint,7,opt,name=send_at_ms,json=sendAtMs,proto3" json:"send_at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleRequest) Reset() {
+	*x = ScheduleRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleRequest) ProtoMessage() {}
+
+func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
+func (*ScheduleRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ScheduleRequest) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetPeerId() string {
+	if x != nil {
+		return x.PeerId
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetContent() *clientv1.Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ScheduleRequest) GetBodyHash() []byte {
+	if x != nil {
+		return x.BodyHash
+	}
+	return nil
+}
+
+func (x *ScheduleRequest) GetSendAtMs() int64 {
+	if x != nil {
+		return x.SendAtMs
+	}
+	return 0
+}
+
+// ScheduleResponse is the message as it is kept.
+type ScheduleResponse struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Scheduled     *imdv1.ScheduledMessage `protobuf:"bytes,1,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
+	Duplicate     bool                    `protobuf:"varint,2,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleResponse) Reset() {
+	*x = ScheduleResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleResponse) ProtoMessage() {}
+
+func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleResponse.ProtoReflect.Descriptor instead.
+func (*ScheduleResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ScheduleResponse) GetScheduled() *imdv1.ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
+func (x *ScheduleResponse) GetDuplicate() bool {
+	if x != nil {
+		return x.Duplicate
+	}
+	return false
+}
+
+// ListScheduledRequest asks for one page, by the time at which they are due.
+type ListScheduledRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose; empty = of all.
+	UserId string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Behind the one with this time and id; both 0 = from the first.
+	AfterMs int64 `protobuf:"varint,2,opt,name=after_ms,json=afterMs,proto3" json:"after_ms,omitempty"`
+	AfterId int64 `protobuf:"varint,3,opt,name=after_id,json=afterId,proto3" json:"after_id,omitempty"`
+	// 0 = 100; at most 200.
+	Limit int32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Also those that have ended.
+	Ended         bool `protobuf:"varint,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListScheduledRequest) Reset() {
+	*x = ListScheduledRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListScheduledRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListScheduledRequest) ProtoMessage() {}
+
+func (x *ListScheduledRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListScheduledRequest.ProtoReflect.Descriptor instead.
+func (*ListScheduledRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListScheduledRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *ListScheduledRequest) GetAfterMs() int64 {
+	if x != nil {
+		return x.AfterMs
+	}
+	return 0
+}
+
+func (x *ListScheduledRequest) GetAfterId() int64 {
+	if x != nil {
+		return x.AfterId
+	}
+	return 0
+}
+
+func (x *ListScheduledRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListScheduledRequest) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+// ListScheduledResponse is one page.
+type ListScheduledResponse struct {
+	state         protoimpl.MessageState    `protogen:"open.v1"`
+	Scheduled     []*imdv1.ScheduledMessage `protobuf:"bytes,1,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
+	End           bool                      `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListScheduledResponse) Reset() {
+	*x = ListScheduledResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListScheduledResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListScheduledResponse) ProtoMessage() {}
+
+func (x *ListScheduledResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListScheduledResponse.ProtoReflect.Descriptor instead.
+func (*ListScheduledResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListScheduledResponse) GetScheduled() []*imdv1.ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
+func (x *ListScheduledResponse) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+// CancelScheduledRequest names a message that is to be sent later.
+type CancelScheduledRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ScheduledId int64                  `protobuf:"varint,1,opt,name=scheduled_id,json=scheduledId,proto3" json:"scheduled_id,omitempty"`
+	// Who asks; empty = the system.
+	UserId        string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelScheduledRequest) Reset() {
+	*x = CancelScheduledRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelScheduledRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelScheduledRequest) ProtoMessage() {}
+
+func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
+func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CancelScheduledRequest) GetScheduledId() int64 {
+	if x != nil {
+		return x.ScheduledId
+	}
+	return 0
+}
+
+func (x *CancelScheduledRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// CancelScheduledResponse says what has become of it.
+type CancelScheduledResponse struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Scheduled     *imdv1.ScheduledMessage `protobuf:"bytes,1,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelScheduledResponse) Reset() {
+	*x = CancelScheduledResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelScheduledResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelScheduledResponse) ProtoMessage() {}
+
+func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
+func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *CancelScheduledResponse) GetScheduled() *imdv1.ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
 // HealthRequest is empty.
 type HealthRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2133,7 +2515,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2145,7 +2527,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[34]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2158,7 +2540,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{34}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
 }
 
 // HealthResponse is empty: every lane answered.
@@ -2171,7 +2553,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2565,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[35]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2578,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{35}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HealthResponse) GetDataEpoch() string {
@@ -2216,7 +2598,7 @@ type UserRequest struct {
 
 func (x *UserRequest) Reset() {
 	*x = UserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2610,7 @@ func (x *UserRequest) String() string {
 func (*UserRequest) ProtoMessage() {}
 
 func (x *UserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[36]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2623,7 @@ func (x *UserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRequest.ProtoReflect.Descriptor instead.
 func (*UserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{36}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UserRequest) GetUserId() string {
@@ -2263,7 +2645,7 @@ type UserResponse struct {
 
 func (x *UserResponse) Reset() {
 	*x = UserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2657,7 @@ func (x *UserResponse) String() string {
 func (*UserResponse) ProtoMessage() {}
 
 func (x *UserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[37]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2670,7 @@ func (x *UserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserResponse.ProtoReflect.Descriptor instead.
 func (*UserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{37}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UserResponse) GetUserId() string {
@@ -2323,7 +2705,7 @@ type SetUserRequest struct {
 
 func (x *SetUserRequest) Reset() {
 	*x = SetUserRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2335,7 +2717,7 @@ func (x *SetUserRequest) String() string {
 func (*SetUserRequest) ProtoMessage() {}
 
 func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[38]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2348,7 +2730,7 @@ func (x *SetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserRequest.ProtoReflect.Descriptor instead.
 func (*SetUserRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{38}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetUserRequest) GetUserId() string {
@@ -2374,7 +2756,7 @@ type SetUserResponse struct {
 
 func (x *SetUserResponse) Reset() {
 	*x = SetUserResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2768,7 @@ func (x *SetUserResponse) String() string {
 func (*SetUserResponse) ProtoMessage() {}
 
 func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[39]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2781,7 @@ func (x *SetUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetUserResponse.ProtoReflect.Descriptor instead.
 func (*SetUserResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{39}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
 }
 
 // SetBlockRequest sets or lifts a block.
@@ -2416,7 +2798,7 @@ type SetBlockRequest struct {
 
 func (x *SetBlockRequest) Reset() {
 	*x = SetBlockRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2810,7 @@ func (x *SetBlockRequest) String() string {
 func (*SetBlockRequest) ProtoMessage() {}
 
 func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[40]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2823,7 @@ func (x *SetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockRequest.ProtoReflect.Descriptor instead.
 func (*SetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{40}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetBlockRequest) GetUserId() string {
@@ -2474,7 +2856,7 @@ type SetBlockResponse struct {
 
 func (x *SetBlockResponse) Reset() {
 	*x = SetBlockResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2868,7 @@ func (x *SetBlockResponse) String() string {
 func (*SetBlockResponse) ProtoMessage() {}
 
 func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[41]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2881,7 @@ func (x *SetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBlockResponse.ProtoReflect.Descriptor instead.
 func (*SetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{41}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
 // AdmitRequest describes a login that wants a session.
@@ -2514,7 +2896,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2908,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[42]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2921,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{42}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -2575,7 +2957,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2969,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[43]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2982,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{43}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -2627,7 +3009,7 @@ type AdmitManyRequest struct {
 
 func (x *AdmitManyRequest) Reset() {
 	*x = AdmitManyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +3021,7 @@ func (x *AdmitManyRequest) String() string {
 func (*AdmitManyRequest) ProtoMessage() {}
 
 func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[44]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +3034,7 @@ func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitManyRequest.ProtoReflect.Descriptor instead.
 func (*AdmitManyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{44}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AdmitManyRequest) GetRequests() []*AdmitRequest {
@@ -2672,7 +3054,7 @@ type AdmitManyResponse struct {
 
 func (x *AdmitManyResponse) Reset() {
 	*x = AdmitManyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +3066,7 @@ func (x *AdmitManyResponse) String() string {
 func (*AdmitManyResponse) ProtoMessage() {}
 
 func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[45]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +3079,7 @@ func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitManyResponse.ProtoReflect.Descriptor instead.
 func (*AdmitManyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{45}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AdmitManyResponse) GetAnswers() []*AdmitAnswer {
@@ -2718,7 +3100,7 @@ type AdmitAnswer struct {
 
 func (x *AdmitAnswer) Reset() {
 	*x = AdmitAnswer{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +3112,7 @@ func (x *AdmitAnswer) String() string {
 func (*AdmitAnswer) ProtoMessage() {}
 
 func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[46]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +3125,7 @@ func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitAnswer.ProtoReflect.Descriptor instead.
 func (*AdmitAnswer) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{46}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AdmitAnswer) GetResponse() *AdmitResponse {
@@ -2776,7 +3158,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +3170,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[47]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +3183,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -2841,7 +3223,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3235,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3248,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 // ProveRequest says which sessions a claim displaced.
@@ -2888,7 +3270,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3282,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3295,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ProveRequest) GetUserId() string {
@@ -2956,7 +3338,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3350,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3363,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ProveResponse) GetRouteEpoch() uint64 {
@@ -3007,7 +3389,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3401,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3414,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -3087,7 +3469,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3481,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3494,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -3131,7 +3513,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3525,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3538,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 // VisibleRequest asks whom a user may see.
@@ -3172,7 +3554,7 @@ type VisibleRequest struct {
 
 func (x *VisibleRequest) Reset() {
 	*x = VisibleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3184,7 +3566,7 @@ func (x *VisibleRequest) String() string {
 func (*VisibleRequest) ProtoMessage() {}
 
 func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3197,7 +3579,7 @@ func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
 func (*VisibleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VisibleRequest) GetUserId() string {
@@ -3225,7 +3607,7 @@ type VisibleResponse struct {
 
 func (x *VisibleResponse) Reset() {
 	*x = VisibleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3619,7 @@ func (x *VisibleResponse) String() string {
 func (*VisibleResponse) ProtoMessage() {}
 
 func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3632,7 @@ func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
 func (*VisibleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *VisibleResponse) GetUserIds() []string {
@@ -3270,7 +3652,7 @@ type LastSeenRequest struct {
 
 func (x *LastSeenRequest) Reset() {
 	*x = LastSeenRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3664,7 @@ func (x *LastSeenRequest) String() string {
 func (*LastSeenRequest) ProtoMessage() {}
 
 func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3677,7 @@ func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
 func (*LastSeenRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LastSeenRequest) GetUserIds() []string {
@@ -3315,7 +3697,7 @@ type LastSeenResponse struct {
 
 func (x *LastSeenResponse) Reset() {
 	*x = LastSeenResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3327,7 +3709,7 @@ func (x *LastSeenResponse) String() string {
 func (*LastSeenResponse) ProtoMessage() {}
 
 func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3340,7 +3722,7 @@ func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
 func (*LastSeenResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LastSeenResponse) GetUsers() []*LastSeen {
@@ -3361,7 +3743,7 @@ type LastSeen struct {
 
 func (x *LastSeen) Reset() {
 	*x = LastSeen{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3755,7 @@ func (x *LastSeen) String() string {
 func (*LastSeen) ProtoMessage() {}
 
 func (x *LastSeen) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3768,7 @@ func (x *LastSeen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
 func (*LastSeen) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *LastSeen) GetUserId() string {
@@ -3414,7 +3796,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3808,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3821,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -3459,7 +3841,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3853,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3866,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -3504,7 +3886,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3898,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3911,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3567,7 +3949,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3961,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3974,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -3709,7 +4091,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +4103,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +4116,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -3749,7 +4131,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3761,7 +4143,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3774,7 +4156,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -3804,7 +4186,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3816,7 +4198,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3829,7 +4211,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -3868,14 +4250,17 @@ type Delivery struct {
 	// one. They name no conversation and no sessions, and nothing follows them.
 	Following []*Delivery `protobuf:"bytes,8,rep,name=following,proto3" json:"following,omitempty"`
 	// W3C trace context of the commit, if spans are made of it; empty = none are.
-	Traceparent   string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,9,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Instead of session_ids: the members of a group, whose sessions the gateway
+	// finds itself.
+	Audience      *Audience `protobuf:"bytes,11,opt,name=audience,proto3" json:"audience,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3887,7 +4272,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3900,7 +4285,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -3973,17 +4358,111 @@ func (x *Delivery) GetTraceparent() string {
 	return ""
 }
 
+func (x *Delivery) GetAudience() *Audience {
+	if x != nil {
+		return x.Audience
+	}
+	return nil
+}
+
+// Audience is the members of a group who may see the frames of a delivery: those
+// whose start is below the frame's seq. A gateway that has not got their list
+// reads it first; deliveries of the group wait for it, in order.
+type Audience struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the membership after the frames.
+	MemberVersion int64 `protobuf:"varint,1,opt,name=member_version,json=memberVersion,proto3" json:"member_version,omitempty"`
+	// The first frame is about a change of the membership: it makes a list of the
+	// version before one of member_version.
+	Change bool `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
+	// Who are members by it, with their start.
+	AddedUserIds []string `protobuf:"bytes,3,rep,name=added_user_ids,json=addedUserIds,proto3" json:"added_user_ids,omitempty"`
+	Start        int64    `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"`
+	// Who are no members any more. They get the first frame.
+	RemovedUserIds []string `protobuf:"bytes,5,rep,name=removed_user_ids,json=removedUserIds,proto3" json:"removed_user_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Audience) Reset() {
+	*x = Audience{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audience) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audience) ProtoMessage() {}
+
+func (x *Audience) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audience.ProtoReflect.Descriptor instead.
+func (*Audience) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *Audience) GetMemberVersion() int64 {
+	if x != nil {
+		return x.MemberVersion
+	}
+	return 0
+}
+
+func (x *Audience) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Audience) GetAddedUserIds() []string {
+	if x != nil {
+		return x.AddedUserIds
+	}
+	return nil
+}
+
+func (x *Audience) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *Audience) GetRemovedUserIds() []string {
+	if x != nil {
+		return x.RemovedUserIds
+	}
+	return nil
+}
+
 // DeliverResponse names sessions that are not on this gateway.
 type DeliverResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NotHere       []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
+	// To how many sessions each delivery went, in order; 0 for those that wait for
+	// the list of their group.
+	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4474,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,12 +4487,19 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
 	if x != nil {
 		return x.NotHere
+	}
+	return nil
+}
+
+func (x *DeliverResponse) GetSessions() []int32 {
+	if x != nil {
+		return x.Sessions
 	}
 	return nil
 }
@@ -4036,7 +4522,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4534,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4547,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -4109,7 +4595,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4121,7 +4607,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4134,7 +4620,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -4154,7 +4640,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4652,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4665,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -4199,7 +4685,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4211,7 +4697,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4224,7 +4710,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -4250,7 +4736,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4748,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4761,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4325,7 +4811,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4337,7 +4823,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4350,7 +4836,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4411,7 +4897,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4423,7 +4909,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4436,7 +4922,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -4528,7 +5014,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +5026,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +5039,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -4605,7 +5091,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +5103,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +5116,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -4675,7 +5161,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +5173,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +5186,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -4733,7 +5219,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +5231,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,14 +5244,14 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
-	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\"9\n" +
+	"\x1eimd/internal/v1/internal.proto\x12\x0fimd.internal.v1\x1a\x1aimd/client/v1/client.proto\x1a\x1aimd/internal/v1/call.proto\x1a\x14imd/v1/message.proto\"9\n" +
 	"\rSubmitRequest\x12(\n" +
 	"\x04runs\x18\x01 \x03(\v2\x14.imd.internal.v1.RunR\x04runs\"\xe4\x01\n" +
 	"\x03Run\x12'\n" +
@@ -4906,7 +5392,34 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x1a\n" +
 	"\tup_to_seq\x18\x03 \x01(\x03R\aupToSeq\",\n" +
 	"\x14ClearHistoryResponse\x12\x14\n" +
-	"\x05start\x18\x01 \x01(\x03R\x05start\"\x0f\n" +
+	"\x05start\x18\x01 \x01(\x03R\x05start\"\xf8\x01\n" +
+	"\x0fScheduleRequest\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x17\n" +
+	"\apeer_id\x18\x03 \x01(\tR\x06peerId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x120\n" +
+	"\acontent\x18\x05 \x01(\v2\x16.imd.client.v1.ContentR\acontent\x12\x1b\n" +
+	"\tbody_hash\x18\x06 \x01(\fR\bbodyHash\x12\x1c\n" +
+	"\n" +
+	"send_at_ms\x18\a \x01(\x03R\bsendAtMs\"h\n" +
+	"\x10ScheduleResponse\x126\n" +
+	"\tscheduled\x18\x01 \x01(\v2\x18.imd.v1.ScheduledMessageR\tscheduled\x12\x1c\n" +
+	"\tduplicate\x18\x02 \x01(\bR\tduplicate\"\x91\x01\n" +
+	"\x14ListScheduledRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
+	"\bafter_ms\x18\x02 \x01(\x03R\aafterMs\x12\x19\n" +
+	"\bafter_id\x18\x03 \x01(\x03R\aafterId\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\x05R\x05limit\x12\x14\n" +
+	"\x05ended\x18\x05 \x01(\bR\x05ended\"a\n" +
+	"\x15ListScheduledResponse\x126\n" +
+	"\tscheduled\x18\x01 \x03(\v2\x18.imd.v1.ScheduledMessageR\tscheduled\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"T\n" +
+	"\x16CancelScheduledRequest\x12!\n" +
+	"\fscheduled_id\x18\x01 \x01(\x03R\vscheduledId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\"Q\n" +
+	"\x17CancelScheduledResponse\x126\n" +
+	"\tscheduled\x18\x01 \x01(\v2\x18.imd.v1.ScheduledMessageR\tscheduled\"\x0f\n" +
 	"\rHealthRequest\"/\n" +
 	"\x0eHealthResponse\x12\x1d\n" +
 	"\n" +
@@ -5009,7 +5522,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x02 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\"?\n" +
 	"\vLeaderProof\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x03R\x05token\"\xd2\x02\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\"\x89\x03\n" +
 	"\bDelivery\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x14\n" +
@@ -5022,9 +5535,17 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	" \x01(\bR\arelaxed\x12,\n" +
 	"\x12exclude_session_id\x18\a \x01(\tR\x10excludeSessionId\x127\n" +
 	"\tfollowing\x18\b \x03(\v2\x19.imd.internal.v1.DeliveryR\tfollowing\x12 \n" +
-	"\vtraceparent\x18\t \x01(\tR\vtraceparent\",\n" +
+	"\vtraceparent\x18\t \x01(\tR\vtraceparent\x125\n" +
+	"\baudience\x18\v \x01(\v2\x19.imd.internal.v1.AudienceR\baudience\"\xaf\x01\n" +
+	"\bAudience\x12%\n" +
+	"\x0emember_version\x18\x01 \x01(\x03R\rmemberVersion\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\bR\x06change\x12$\n" +
+	"\x0eadded_user_ids\x18\x03 \x03(\tR\faddedUserIds\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\x03R\x05start\x12(\n" +
+	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"H\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
-	"\bnot_here\x18\x01 \x03(\tR\anotHere\"\xb0\x01\n" +
+	"\bnot_here\x18\x01 \x03(\tR\anotHere\x12\x1a\n" +
+	"\bsessions\x18\x02 \x03(\x05R\bsessions\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
@@ -5075,7 +5596,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x121\n" +
 	"\x05users\x18\x02 \x03(\v2\x1b.imd.client.v1.UserPresenceR\x05users\x124\n" +
 	"\x16superseded_session_ids\x18\x03 \x03(\tR\x14supersededSessionIds\"\x0e\n" +
-	"\fShowResponse2\xa1\a\n" +
+	"\fShowResponse2\xe5\t\n" +
 	"\fStateService\x12X\n" +
 	"\x06Submit\x12\x1e.imd.internal.v1.SubmitRequest\x1a\x1f.imd.internal.v1.SubmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Change\x12\x1e.imd.internal.v1.ChangeRequest\x1a\x1f.imd.internal.v1.ChangeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12R\n" +
@@ -5085,7 +5606,10 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\aHistory\x12\x1f.imd.internal.v1.HistoryRequest\x1a .imd.internal.v1.HistoryResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x02\x90\x02\x01\x12[\n" +
 	"\aMembers\x12\x1f.imd.internal.v1.MembersRequest\x1a .imd.internal.v1.MembersResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x01\x18\x04\x90\x02\x01\x12U\n" +
 	"\x05Heads\x12\x1d.imd.internal.v1.HeadsRequest\x1a\x1e.imd.internal.v1.HeadsResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x03\x90\x02\x01\x12j\n" +
-	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12X\n" +
+	"\fClearHistory\x12$.imd.internal.v1.ClearHistoryRequest\x1a%.imd.internal.v1.ClearHistoryResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12^\n" +
+	"\bSchedule\x12 .imd.internal.v1.ScheduleRequest\x1a!.imd.internal.v1.ScheduleResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12m\n" +
+	"\rListScheduled\x12%.imd.internal.v1.ListScheduledRequest\x1a&.imd.internal.v1.ListScheduledResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x02\x90\x02\x01\x12s\n" +
+	"\x0fCancelScheduled\x12'.imd.internal.v1.CancelScheduledRequest\x1a(.imd.internal.v1.CancelScheduledResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
 	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xf9\a\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
@@ -5120,216 +5644,235 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
-	(*SubmitRequest)(nil),          // 0: imd.internal.v1.SubmitRequest
-	(*Run)(nil),                    // 1: imd.internal.v1.Run
-	(*SessionProof)(nil),           // 2: imd.internal.v1.SessionProof
-	(*RunSend)(nil),                // 3: imd.internal.v1.RunSend
-	(*SubmitResponse)(nil),         // 4: imd.internal.v1.SubmitResponse
-	(*RunResult)(nil),              // 5: imd.internal.v1.RunResult
-	(*ChangeRequest)(nil),          // 6: imd.internal.v1.ChangeRequest
-	(*CreateGroup)(nil),            // 7: imd.internal.v1.CreateGroup
-	(*Rename)(nil),                 // 8: imd.internal.v1.Rename
-	(*CloseGroup)(nil),             // 9: imd.internal.v1.CloseGroup
-	(*AddMembers)(nil),             // 10: imd.internal.v1.AddMembers
-	(*RemoveMembers)(nil),          // 11: imd.internal.v1.RemoveMembers
-	(*SetRole)(nil),                // 12: imd.internal.v1.SetRole
-	(*Leave)(nil),                  // 13: imd.internal.v1.Leave
-	(*ChangeResponse)(nil),         // 14: imd.internal.v1.ChangeResponse
-	(*MarkRequest)(nil),            // 15: imd.internal.v1.MarkRequest
-	(*Mark)(nil),                   // 16: imd.internal.v1.Mark
-	(*MarkResponse)(nil),           // 17: imd.internal.v1.MarkResponse
-	(*MarkResult)(nil),             // 18: imd.internal.v1.MarkResult
-	(*SyncRequest)(nil),            // 19: imd.internal.v1.SyncRequest
-	(*SyncResponse)(nil),           // 20: imd.internal.v1.SyncResponse
-	(*SyncManyRequest)(nil),        // 21: imd.internal.v1.SyncManyRequest
-	(*SyncManyResponse)(nil),       // 22: imd.internal.v1.SyncManyResponse
-	(*SyncAnswer)(nil),             // 23: imd.internal.v1.SyncAnswer
-	(*HistoryRequest)(nil),         // 24: imd.internal.v1.HistoryRequest
-	(*HistoryResponse)(nil),        // 25: imd.internal.v1.HistoryResponse
-	(*MembersRequest)(nil),         // 26: imd.internal.v1.MembersRequest
-	(*MembersResponse)(nil),        // 27: imd.internal.v1.MembersResponse
-	(*Member)(nil),                 // 28: imd.internal.v1.Member
-	(*HeadsRequest)(nil),           // 29: imd.internal.v1.HeadsRequest
-	(*HeadsResponse)(nil),          // 30: imd.internal.v1.HeadsResponse
-	(*UserHead)(nil),               // 31: imd.internal.v1.UserHead
-	(*ClearHistoryRequest)(nil),    // 32: imd.internal.v1.ClearHistoryRequest
-	(*ClearHistoryResponse)(nil),   // 33: imd.internal.v1.ClearHistoryResponse
-	(*HealthRequest)(nil),          // 34: imd.internal.v1.HealthRequest
-	(*HealthResponse)(nil),         // 35: imd.internal.v1.HealthResponse
-	(*UserRequest)(nil),            // 36: imd.internal.v1.UserRequest
-	(*UserResponse)(nil),           // 37: imd.internal.v1.UserResponse
-	(*SetUserRequest)(nil),         // 38: imd.internal.v1.SetUserRequest
-	(*SetUserResponse)(nil),        // 39: imd.internal.v1.SetUserResponse
-	(*SetBlockRequest)(nil),        // 40: imd.internal.v1.SetBlockRequest
-	(*SetBlockResponse)(nil),       // 41: imd.internal.v1.SetBlockResponse
-	(*AdmitRequest)(nil),           // 42: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),          // 43: imd.internal.v1.AdmitResponse
-	(*AdmitManyRequest)(nil),       // 44: imd.internal.v1.AdmitManyRequest
-	(*AdmitManyResponse)(nil),      // 45: imd.internal.v1.AdmitManyResponse
-	(*AdmitAnswer)(nil),            // 46: imd.internal.v1.AdmitAnswer
-	(*RevokeRequest)(nil),          // 47: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 48: imd.internal.v1.RevokeResponse
-	(*ProveRequest)(nil),           // 49: imd.internal.v1.ProveRequest
-	(*ProveResponse)(nil),          // 50: imd.internal.v1.ProveResponse
-	(*ApiKey)(nil),                 // 51: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),          // 52: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),         // 53: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),         // 54: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),        // 55: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),        // 56: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),       // 57: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),               // 58: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),            // 59: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),           // 60: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),          // 61: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),             // 62: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),         // 63: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),         // 64: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),            // 65: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),               // 66: imd.internal.v1.Delivery
-	(*DeliverResponse)(nil),        // 67: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),            // 68: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),           // 69: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),           // 70: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 71: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),          // 72: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),         // 73: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),          // 74: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),           // 75: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),           // 76: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),            // 77: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),           // 78: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),        // 79: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),       // 80: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),       // 81: imd.client.v1.SendAck
-	(clientv1.Role)(0),             // 82: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),       // 83: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),         // 84: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),        // 85: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),    // 86: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),       // 87: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil), // 88: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0), // 89: imd.client.v1.ConversationKind
-	(*clientv1.Entry)(nil),         // 90: imd.client.v1.Entry
-	(*clientv1.Head)(nil),          // 91: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),  // 92: imd.client.v1.UserPresence
+	(*SubmitRequest)(nil),           // 0: imd.internal.v1.SubmitRequest
+	(*Run)(nil),                     // 1: imd.internal.v1.Run
+	(*SessionProof)(nil),            // 2: imd.internal.v1.SessionProof
+	(*RunSend)(nil),                 // 3: imd.internal.v1.RunSend
+	(*SubmitResponse)(nil),          // 4: imd.internal.v1.SubmitResponse
+	(*RunResult)(nil),               // 5: imd.internal.v1.RunResult
+	(*ChangeRequest)(nil),           // 6: imd.internal.v1.ChangeRequest
+	(*CreateGroup)(nil),             // 7: imd.internal.v1.CreateGroup
+	(*Rename)(nil),                  // 8: imd.internal.v1.Rename
+	(*CloseGroup)(nil),              // 9: imd.internal.v1.CloseGroup
+	(*AddMembers)(nil),              // 10: imd.internal.v1.AddMembers
+	(*RemoveMembers)(nil),           // 11: imd.internal.v1.RemoveMembers
+	(*SetRole)(nil),                 // 12: imd.internal.v1.SetRole
+	(*Leave)(nil),                   // 13: imd.internal.v1.Leave
+	(*ChangeResponse)(nil),          // 14: imd.internal.v1.ChangeResponse
+	(*MarkRequest)(nil),             // 15: imd.internal.v1.MarkRequest
+	(*Mark)(nil),                    // 16: imd.internal.v1.Mark
+	(*MarkResponse)(nil),            // 17: imd.internal.v1.MarkResponse
+	(*MarkResult)(nil),              // 18: imd.internal.v1.MarkResult
+	(*SyncRequest)(nil),             // 19: imd.internal.v1.SyncRequest
+	(*SyncResponse)(nil),            // 20: imd.internal.v1.SyncResponse
+	(*SyncManyRequest)(nil),         // 21: imd.internal.v1.SyncManyRequest
+	(*SyncManyResponse)(nil),        // 22: imd.internal.v1.SyncManyResponse
+	(*SyncAnswer)(nil),              // 23: imd.internal.v1.SyncAnswer
+	(*HistoryRequest)(nil),          // 24: imd.internal.v1.HistoryRequest
+	(*HistoryResponse)(nil),         // 25: imd.internal.v1.HistoryResponse
+	(*MembersRequest)(nil),          // 26: imd.internal.v1.MembersRequest
+	(*MembersResponse)(nil),         // 27: imd.internal.v1.MembersResponse
+	(*Member)(nil),                  // 28: imd.internal.v1.Member
+	(*HeadsRequest)(nil),            // 29: imd.internal.v1.HeadsRequest
+	(*HeadsResponse)(nil),           // 30: imd.internal.v1.HeadsResponse
+	(*UserHead)(nil),                // 31: imd.internal.v1.UserHead
+	(*ClearHistoryRequest)(nil),     // 32: imd.internal.v1.ClearHistoryRequest
+	(*ClearHistoryResponse)(nil),    // 33: imd.internal.v1.ClearHistoryResponse
+	(*ScheduleRequest)(nil),         // 34: imd.internal.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),        // 35: imd.internal.v1.ScheduleResponse
+	(*ListScheduledRequest)(nil),    // 36: imd.internal.v1.ListScheduledRequest
+	(*ListScheduledResponse)(nil),   // 37: imd.internal.v1.ListScheduledResponse
+	(*CancelScheduledRequest)(nil),  // 38: imd.internal.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil), // 39: imd.internal.v1.CancelScheduledResponse
+	(*HealthRequest)(nil),           // 40: imd.internal.v1.HealthRequest
+	(*HealthResponse)(nil),          // 41: imd.internal.v1.HealthResponse
+	(*UserRequest)(nil),             // 42: imd.internal.v1.UserRequest
+	(*UserResponse)(nil),            // 43: imd.internal.v1.UserResponse
+	(*SetUserRequest)(nil),          // 44: imd.internal.v1.SetUserRequest
+	(*SetUserResponse)(nil),         // 45: imd.internal.v1.SetUserResponse
+	(*SetBlockRequest)(nil),         // 46: imd.internal.v1.SetBlockRequest
+	(*SetBlockResponse)(nil),        // 47: imd.internal.v1.SetBlockResponse
+	(*AdmitRequest)(nil),            // 48: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),           // 49: imd.internal.v1.AdmitResponse
+	(*AdmitManyRequest)(nil),        // 50: imd.internal.v1.AdmitManyRequest
+	(*AdmitManyResponse)(nil),       // 51: imd.internal.v1.AdmitManyResponse
+	(*AdmitAnswer)(nil),             // 52: imd.internal.v1.AdmitAnswer
+	(*RevokeRequest)(nil),           // 53: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),          // 54: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),            // 55: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),           // 56: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                  // 57: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),           // 58: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),          // 59: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),          // 60: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),         // 61: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),         // 62: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),        // 63: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),                // 64: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),             // 65: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),            // 66: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),           // 67: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),              // 68: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),          // 69: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),          // 70: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),             // 71: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),                // 72: imd.internal.v1.Delivery
+	(*Audience)(nil),                // 73: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),         // 74: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),             // 75: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),            // 76: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),            // 77: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),           // 78: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),           // 79: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),          // 80: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),           // 81: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),            // 82: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),            // 83: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),             // 84: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),            // 85: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),         // 86: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),        // 87: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),        // 88: imd.client.v1.SendAck
+	(clientv1.Role)(0),              // 89: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),        // 90: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),          // 91: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),         // 92: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),     // 93: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),        // 94: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil),  // 95: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0),  // 96: imd.client.v1.ConversationKind
+	(*imdv1.ScheduledMessage)(nil),  // 97: imd.v1.ScheduledMessage
+	(*clientv1.Entry)(nil),          // 98: imd.client.v1.Entry
+	(*clientv1.Head)(nil),           // 99: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),   // 100: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
-	1,  // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
-	3,  // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
-	2,  // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	79, // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	80, // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
-	5,  // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	81, // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
-	7,  // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
-	8,  // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
-	9,  // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
-	10, // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
-	11, // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
-	12, // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
-	13, // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	82, // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
-	16, // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
-	18, // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	83, // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	84, // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	85, // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	86, // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
-	19, // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
-	23, // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
-	86, // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
-	84, // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
-	87, // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	88, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
-	28, // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	89, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	82, // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
-	31, // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	42, // 31: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
-	46, // 32: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
-	43, // 33: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
-	84, // 34: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
-	2,  // 35: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
-	2,  // 36: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
-	51, // 37: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	58, // 38: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
-	51, // 39: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	62, // 40: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	90, // 41: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	83, // 42: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	91, // 43: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	66, // 44: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	65, // 45: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	66, // 46: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	65, // 47: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	65, // 48: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	74, // 49: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	75, // 50: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	76, // 51: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	65, // 52: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	92, // 53: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,  // 54: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,  // 55: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15, // 56: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19, // 57: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21, // 58: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
-	24, // 59: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	26, // 60: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	29, // 61: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	32, // 62: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	34, // 63: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	36, // 64: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	38, // 65: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	40, // 66: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	42, // 67: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	44, // 68: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
-	47, // 69: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	49, // 70: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	52, // 71: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	54, // 72: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	56, // 73: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	59, // 74: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	61, // 75: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	64, // 76: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	68, // 77: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	70, // 78: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	72, // 79: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	77, // 80: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,  // 81: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14, // 82: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17, // 83: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20, // 84: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22, // 85: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
-	25, // 86: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	27, // 87: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	30, // 88: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	33, // 89: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	35, // 90: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	37, // 91: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	39, // 92: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	41, // 93: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	43, // 94: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	45, // 95: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
-	48, // 96: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	50, // 97: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	53, // 98: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	55, // 99: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	57, // 100: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	60, // 101: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	63, // 102: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	67, // 103: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	69, // 104: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	71, // 105: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	73, // 106: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	78, // 107: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	81, // [81:108] is the sub-list for method output_type
-	54, // [54:81] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	1,   // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
+	3,   // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
+	2,   // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
+	86,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	87,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	5,   // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
+	88,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	7,   // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
+	8,   // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
+	9,   // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
+	10,  // 10: imd.internal.v1.ChangeRequest.add_members:type_name -> imd.internal.v1.AddMembers
+	11,  // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
+	12,  // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
+	13,  // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
+	89,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	16,  // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
+	18,  // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
+	90,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	91,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	92,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	93,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	19,  // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
+	23,  // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
+	93,  // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
+	91,  // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
+	94,  // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	95,  // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	28,  // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
+	96,  // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	89,  // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	31,  // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
+	87,  // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	97,  // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	97,  // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	97,  // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	48,  // 35: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
+	52,  // 36: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
+	49,  // 37: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
+	91,  // 38: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
+	2,   // 39: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,   // 40: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	57,  // 41: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	64,  // 42: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	57,  // 43: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	68,  // 44: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	98,  // 45: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	90,  // 46: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	99,  // 47: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	72,  // 48: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	71,  // 49: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	72,  // 50: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	73,  // 51: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	71,  // 52: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	71,  // 53: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	81,  // 54: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	82,  // 55: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	83,  // 56: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	71,  // 57: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	100, // 58: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,   // 59: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 60: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 61: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 62: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 63: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24,  // 64: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26,  // 65: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29,  // 66: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32,  // 67: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34,  // 68: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	36,  // 69: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	38,  // 70: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	40,  // 71: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	42,  // 72: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	44,  // 73: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	46,  // 74: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	48,  // 75: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	50,  // 76: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	53,  // 77: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	55,  // 78: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	58,  // 79: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	60,  // 80: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	62,  // 81: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	65,  // 82: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	67,  // 83: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	70,  // 84: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	75,  // 85: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	77,  // 86: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	79,  // 87: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	84,  // 88: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,   // 89: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 90: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 91: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 92: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 93: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25,  // 94: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27,  // 95: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30,  // 96: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33,  // 97: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35,  // 98: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	37,  // 99: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	39,  // 100: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	41,  // 101: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	43,  // 102: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	45,  // 103: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	47,  // 104: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	49,  // 105: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	51,  // 106: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	54,  // 107: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	56,  // 108: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	59,  // 109: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	61,  // 110: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	63,  // 111: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	66,  // 112: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	69,  // 113: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	74,  // 114: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	76,  // 115: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	78,  // 116: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	80,  // 117: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	85,  // 118: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	89,  // [89:119] is the sub-list for method output_type
+	59,  // [59:89] is the sub-list for method input_type
+	59,  // [59:59] is the sub-list for extension type_name
+	59,  // [59:59] is the sub-list for extension extendee
+	0,   // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5347,12 +5890,12 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[62].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[74].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[81].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5364,7 +5907,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   79,
+			NumMessages:   86,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -363,11 +363,477 @@ func (x *TraceRecord) GetFailed() bool {
 	return false
 }
 
+// TallyRequest is a round of the leader.
+type TallyRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leader *LeaderProof           `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	// What it knows of the cluster; none = it has just begun, and wants to be told
+	// what the leader before it knew.
+	Cluster       *Tally `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TallyRequest) Reset() {
+	*x = TallyRequest{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TallyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TallyRequest) ProtoMessage() {}
+
+func (x *TallyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TallyRequest.ProtoReflect.Descriptor instead.
+func (*TallyRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TallyRequest) GetLeader() *LeaderProof {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *TallyRequest) GetCluster() *Tally {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// TallyResponse is what one process counted.
+type TallyResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	BootId string                 `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Of the last 30 minutes and the present one, by time; those in which nothing
+	// happened are left out.
+	Minutes []*TallyMinute `protobuf:"bytes,3,rep,name=minutes,proto3" json:"minutes,omitempty"`
+	// It has a gateway; then the two that follow are counted.
+	Gateway bool `protobuf:"varint,4,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// Live sessions by device class.
+	Sessions map[string]int64 `protobuf:"bytes,5,rep,name=sessions,proto3" json:"sessions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Users with sessions here.
+	Users int64 `protobuf:"varint,6,opt,name=users,proto3" json:"users,omitempty"`
+	// What it keeps of the cluster, if the request has nothing.
+	Cluster       *Tally `protobuf:"bytes,7,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TallyResponse) Reset() {
+	*x = TallyResponse{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TallyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TallyResponse) ProtoMessage() {}
+
+func (x *TallyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TallyResponse.ProtoReflect.Descriptor instead.
+func (*TallyResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TallyResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *TallyResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *TallyResponse) GetMinutes() []*TallyMinute {
+	if x != nil {
+		return x.Minutes
+	}
+	return nil
+}
+
+func (x *TallyResponse) GetGateway() bool {
+	if x != nil {
+		return x.Gateway
+	}
+	return false
+}
+
+func (x *TallyResponse) GetSessions() map[string]int64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *TallyResponse) GetUsers() int64 {
+	if x != nil {
+		return x.Users
+	}
+	return 0
+}
+
+func (x *TallyResponse) GetCluster() *Tally {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// TallyMinute is what happened in one minute.
+type TallyMinute struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Minutes since 1970 by the clock of the node.
+	Minute int64 `protobuf:"varint,1,opt,name=minute,proto3" json:"minute,omitempty"`
+	// Messages that were stored.
+	Stored int64 `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"`
+	// Messages queued for sessions.
+	Delivered     int64 `protobuf:"varint,3,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TallyMinute) Reset() {
+	*x = TallyMinute{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TallyMinute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TallyMinute) ProtoMessage() {}
+
+func (x *TallyMinute) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TallyMinute.ProtoReflect.Descriptor instead.
+func (*TallyMinute) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TallyMinute) GetMinute() int64 {
+	if x != nil {
+		return x.Minute
+	}
+	return 0
+}
+
+func (x *TallyMinute) GetStored() int64 {
+	if x != nil {
+		return x.Stored
+	}
+	return 0
+}
+
+func (x *TallyMinute) GetDelivered() int64 {
+	if x != nil {
+		return x.Delivered
+	}
+	return 0
+}
+
+// Tally is the whole cluster as the leader knows it.
+type Tally struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When, by the clock of the leader.
+	AtMs int64 `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// The leader's token and node.
+	Token  int64        `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	NodeId string       `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Nodes  []*TallyNode `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// By time; the last one is not over.
+	Minutes       []*TallyTotal `protobuf:"bytes,5,rep,name=minutes,proto3" json:"minutes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tally) Reset() {
+	*x = Tally{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tally) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tally) ProtoMessage() {}
+
+func (x *Tally) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tally.ProtoReflect.Descriptor instead.
+func (*Tally) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Tally) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
+func (x *Tally) GetToken() int64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *Tally) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Tally) GetNodes() []*TallyNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *Tally) GetMinutes() []*TallyTotal {
+	if x != nil {
+		return x.Minutes
+	}
+	return nil
+}
+
+// TallyNode is one node of the cluster.
+type TallyNode struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Why it told nothing in the last round; empty = it did.
+	Silent string `protobuf:"bytes,2,opt,name=silent,proto3" json:"silent,omitempty"`
+	// It has a gateway.
+	Gateway       bool             `protobuf:"varint,3,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Sessions      map[string]int64 `protobuf:"bytes,4,rep,name=sessions,proto3" json:"sessions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Users         int64            `protobuf:"varint,5,opt,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TallyNode) Reset() {
+	*x = TallyNode{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TallyNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TallyNode) ProtoMessage() {}
+
+func (x *TallyNode) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TallyNode.ProtoReflect.Descriptor instead.
+func (*TallyNode) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TallyNode) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *TallyNode) GetSilent() string {
+	if x != nil {
+		return x.Silent
+	}
+	return ""
+}
+
+func (x *TallyNode) GetGateway() bool {
+	if x != nil {
+		return x.Gateway
+	}
+	return false
+}
+
+func (x *TallyNode) GetSessions() map[string]int64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *TallyNode) GetUsers() int64 {
+	if x != nil {
+		return x.Users
+	}
+	return 0
+}
+
+// TallyTotal is one minute of the whole cluster.
+type TallyTotal struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Minute    int64                  `protobuf:"varint,1,opt,name=minute,proto3" json:"minute,omitempty"`
+	Stored    int64                  `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"`
+	Delivered int64                  `protobuf:"varint,3,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	// Sessions by device class when they were last counted in this minute; none =
+	// they were not counted.
+	Sessions map[string]int64 `protobuf:"bytes,4,rep,name=sessions,proto3" json:"sessions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Users that were shown as online then; none = not known.
+	Users *int64 `protobuf:"varint,5,opt,name=users,proto3,oneof" json:"users,omitempty"`
+	// Whether sessions were counted.
+	Counted       bool `protobuf:"varint,6,opt,name=counted,proto3" json:"counted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TallyTotal) Reset() {
+	*x = TallyTotal{}
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TallyTotal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TallyTotal) ProtoMessage() {}
+
+func (x *TallyTotal) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_peer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TallyTotal.ProtoReflect.Descriptor instead.
+func (*TallyTotal) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_peer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TallyTotal) GetMinute() int64 {
+	if x != nil {
+		return x.Minute
+	}
+	return 0
+}
+
+func (x *TallyTotal) GetStored() int64 {
+	if x != nil {
+		return x.Stored
+	}
+	return 0
+}
+
+func (x *TallyTotal) GetDelivered() int64 {
+	if x != nil {
+		return x.Delivered
+	}
+	return 0
+}
+
+func (x *TallyTotal) GetSessions() map[string]int64 {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *TallyTotal) GetUsers() int64 {
+	if x != nil && x.Users != nil {
+		return *x.Users
+	}
+	return 0
+}
+
+func (x *TallyTotal) GetCounted() bool {
+	if x != nil {
+		return x.Counted
+	}
+	return false
+}
+
 var File_imd_internal_v1_peer_proto protoreflect.FileDescriptor
 
 const file_imd_internal_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x1aimd/internal/v1/peer.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\"\"\n" +
+	"\x1aimd/internal/v1/peer.proto\x12\x0fimd.internal.v1\x1a\x1aimd/internal/v1/call.proto\x1a\x1eimd/internal/v1/internal.proto\"\"\n" +
 	"\fCheckRequest\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\"A\n" +
 	"\rCheckResponse\x12\x17\n" +
@@ -392,10 +858,56 @@ const file_imd_internal_v1_peer_proto_rawDesc = "" +
 	"\x03seq\x18\x06 \x01(\x03R\x03seq\x12\x12\n" +
 	"\x04note\x18\a \x01(\tR\x04note\x12\x14\n" +
 	"\x05count\x18\b \x01(\x05R\x05count\x12\x16\n" +
-	"\x06failed\x18\t \x01(\bR\x06failed2\xbb\x01\n" +
+	"\x06failed\x18\t \x01(\bR\x06failed\"v\n" +
+	"\fTallyRequest\x124\n" +
+	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x120\n" +
+	"\acluster\x18\x02 \x01(\v2\x16.imd.internal.v1.TallyR\acluster\"\xe2\x02\n" +
+	"\rTallyResponse\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x17\n" +
+	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x126\n" +
+	"\aminutes\x18\x03 \x03(\v2\x1c.imd.internal.v1.TallyMinuteR\aminutes\x12\x18\n" +
+	"\agateway\x18\x04 \x01(\bR\agateway\x12H\n" +
+	"\bsessions\x18\x05 \x03(\v2,.imd.internal.v1.TallyResponse.SessionsEntryR\bsessions\x12\x14\n" +
+	"\x05users\x18\x06 \x01(\x03R\x05users\x120\n" +
+	"\acluster\x18\a \x01(\v2\x16.imd.internal.v1.TallyR\acluster\x1a;\n" +
+	"\rSessionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"[\n" +
+	"\vTallyMinute\x12\x16\n" +
+	"\x06minute\x18\x01 \x01(\x03R\x06minute\x12\x16\n" +
+	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x1c\n" +
+	"\tdelivered\x18\x03 \x01(\x03R\tdelivered\"\xb4\x01\n" +
+	"\x05Tally\x12\x13\n" +
+	"\x05at_ms\x18\x01 \x01(\x03R\x04atMs\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\x03R\x05token\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x120\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x1a.imd.internal.v1.TallyNodeR\x05nodes\x125\n" +
+	"\aminutes\x18\x05 \x03(\v2\x1b.imd.internal.v1.TallyTotalR\aminutes\"\xef\x01\n" +
+	"\tTallyNode\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06silent\x18\x02 \x01(\tR\x06silent\x12\x18\n" +
+	"\agateway\x18\x03 \x01(\bR\agateway\x12D\n" +
+	"\bsessions\x18\x04 \x03(\v2(.imd.internal.v1.TallyNode.SessionsEntryR\bsessions\x12\x14\n" +
+	"\x05users\x18\x05 \x01(\x03R\x05users\x1a;\n" +
+	"\rSessionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x9d\x02\n" +
+	"\n" +
+	"TallyTotal\x12\x16\n" +
+	"\x06minute\x18\x01 \x01(\x03R\x06minute\x12\x16\n" +
+	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x1c\n" +
+	"\tdelivered\x18\x03 \x01(\x03R\tdelivered\x12E\n" +
+	"\bsessions\x18\x04 \x03(\v2).imd.internal.v1.TallyTotal.SessionsEntryR\bsessions\x12\x19\n" +
+	"\x05users\x18\x05 \x01(\x03H\x00R\x05users\x88\x01\x01\x12\x18\n" +
+	"\acounted\x18\x06 \x01(\bR\acounted\x1a;\n" +
+	"\rSessionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\b\n" +
+	"\x06_users2\x92\x02\n" +
 	"\vPeerService\x12U\n" +
 	"\x05Check\x12\x1d.imd.internal.v1.CheckRequest\x1a\x1e.imd.internal.v1.CheckResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x01\x12U\n" +
-	"\x05Trace\x12\x1d.imd.internal.v1.TraceRequest\x1a\x1e.imd.internal.v1.TraceResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x01\x90\x02\x01B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
+	"\x05Trace\x12\x1d.imd.internal.v1.TraceRequest\x1a\x1e.imd.internal.v1.TraceResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x01\x90\x02\x01\x12U\n" +
+	"\x05Tally\x12\x1d.imd.internal.v1.TallyRequest\x1a\x1e.imd.internal.v1.TallyResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x01\x90\x02\x02B6Z4github.com/imdhq/imd/proto/gen/internalv1;internalv1b\x06proto3"
 
 var (
 	file_imd_internal_v1_peer_proto_rawDescOnce sync.Once
@@ -409,25 +921,46 @@ func file_imd_internal_v1_peer_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_peer_proto_rawDescData
 }
 
-var file_imd_internal_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_imd_internal_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_imd_internal_v1_peer_proto_goTypes = []any{
 	(*CheckRequest)(nil),  // 0: imd.internal.v1.CheckRequest
 	(*CheckResponse)(nil), // 1: imd.internal.v1.CheckResponse
 	(*TraceRequest)(nil),  // 2: imd.internal.v1.TraceRequest
 	(*TraceResponse)(nil), // 3: imd.internal.v1.TraceResponse
 	(*TraceRecord)(nil),   // 4: imd.internal.v1.TraceRecord
+	(*TallyRequest)(nil),  // 5: imd.internal.v1.TallyRequest
+	(*TallyResponse)(nil), // 6: imd.internal.v1.TallyResponse
+	(*TallyMinute)(nil),   // 7: imd.internal.v1.TallyMinute
+	(*Tally)(nil),         // 8: imd.internal.v1.Tally
+	(*TallyNode)(nil),     // 9: imd.internal.v1.TallyNode
+	(*TallyTotal)(nil),    // 10: imd.internal.v1.TallyTotal
+	nil,                   // 11: imd.internal.v1.TallyResponse.SessionsEntry
+	nil,                   // 12: imd.internal.v1.TallyNode.SessionsEntry
+	nil,                   // 13: imd.internal.v1.TallyTotal.SessionsEntry
+	(*LeaderProof)(nil),   // 14: imd.internal.v1.LeaderProof
 }
 var file_imd_internal_v1_peer_proto_depIdxs = []int32{
-	4, // 0: imd.internal.v1.TraceResponse.records:type_name -> imd.internal.v1.TraceRecord
-	0, // 1: imd.internal.v1.PeerService.Check:input_type -> imd.internal.v1.CheckRequest
-	2, // 2: imd.internal.v1.PeerService.Trace:input_type -> imd.internal.v1.TraceRequest
-	1, // 3: imd.internal.v1.PeerService.Check:output_type -> imd.internal.v1.CheckResponse
-	3, // 4: imd.internal.v1.PeerService.Trace:output_type -> imd.internal.v1.TraceResponse
-	3, // [3:5] is the sub-list for method output_type
-	1, // [1:3] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	4,  // 0: imd.internal.v1.TraceResponse.records:type_name -> imd.internal.v1.TraceRecord
+	14, // 1: imd.internal.v1.TallyRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	8,  // 2: imd.internal.v1.TallyRequest.cluster:type_name -> imd.internal.v1.Tally
+	7,  // 3: imd.internal.v1.TallyResponse.minutes:type_name -> imd.internal.v1.TallyMinute
+	11, // 4: imd.internal.v1.TallyResponse.sessions:type_name -> imd.internal.v1.TallyResponse.SessionsEntry
+	8,  // 5: imd.internal.v1.TallyResponse.cluster:type_name -> imd.internal.v1.Tally
+	9,  // 6: imd.internal.v1.Tally.nodes:type_name -> imd.internal.v1.TallyNode
+	10, // 7: imd.internal.v1.Tally.minutes:type_name -> imd.internal.v1.TallyTotal
+	12, // 8: imd.internal.v1.TallyNode.sessions:type_name -> imd.internal.v1.TallyNode.SessionsEntry
+	13, // 9: imd.internal.v1.TallyTotal.sessions:type_name -> imd.internal.v1.TallyTotal.SessionsEntry
+	0,  // 10: imd.internal.v1.PeerService.Check:input_type -> imd.internal.v1.CheckRequest
+	2,  // 11: imd.internal.v1.PeerService.Trace:input_type -> imd.internal.v1.TraceRequest
+	5,  // 12: imd.internal.v1.PeerService.Tally:input_type -> imd.internal.v1.TallyRequest
+	1,  // 13: imd.internal.v1.PeerService.Check:output_type -> imd.internal.v1.CheckResponse
+	3,  // 14: imd.internal.v1.PeerService.Trace:output_type -> imd.internal.v1.TraceResponse
+	6,  // 15: imd.internal.v1.PeerService.Tally:output_type -> imd.internal.v1.TallyResponse
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_peer_proto_init() }
@@ -436,13 +969,15 @@ func file_imd_internal_v1_peer_proto_init() {
 		return
 	}
 	file_imd_internal_v1_call_proto_init()
+	file_imd_internal_v1_internal_proto_init()
+	file_imd_internal_v1_peer_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_peer_proto_rawDesc), len(file_imd_internal_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

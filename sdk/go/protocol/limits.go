@@ -116,6 +116,11 @@ const (
 	HoldTimeout = 30 * time.Second
 	// GapTimeout is how long a client leaves a gap open before it asks.
 	GapTimeout = 200 * time.Millisecond
+	// PullSpread is the time, for each member of a group of more than LargeGroup,
+	// over which its clients spread what they read because of one hint, and
+	// MaxPullSpread the most of it.
+	PullSpread    = 100 * time.Microsecond
+	MaxPullSpread = time.Second
 	// AckDelay is how long a client collects acks; AckDelayLarge in groups
 	// of more than LargeGroup members.
 	AckDelay      = 250 * time.Millisecond

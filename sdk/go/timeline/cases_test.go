@@ -78,3 +78,31 @@ func TestAGapAboveARaisedStartCanBeLoaded(t *testing.T) {
 		t.Error("there is nothing before the start")
 	}
 }
+
+// The members of a large group read at different times what one hint, or one
+// lost entry, makes all of them read; what brings them on is asked for at once.
+func TestPaceSpreadsWhatIsReadBecauseOfAHint(t *testing.T) {
+	tl := New("alice", 0)
+	tl.State(0, NoCursor, &clientv1.ConversationState{HeadSeq: 1, Page: &clientv1.Page{CompleteFrom: 1, CompleteTo: 1, End: true}})
+	tl.Pace(300)
+	if fx := tl.Head(1000, 5); fx.History != nil {
+		t.Error("it reads at once")
+	}
+	if fx := tl.Head(1200, 6); fx.History != nil {
+		t.Error("it reads with the second hint")
+	}
+	fx := tl.Tick(1300)
+	if fx.History == nil {
+		t.Fatal("the second hint has put it off")
+	}
+	req := *fx.History
+	fx = tl.Page(1400, req, &clientv1.Page{Entries: []*clientv1.Entry{entry(2, 1, "bob", ""), entry(3, 2, "bob", "")}, CompleteFrom: 2, CompleteTo: 3})
+	if fx.History == nil || fx.History.After != 3 {
+		t.Errorf("after a page it asks for %+v, want what follows 3 at once", fx.History)
+	}
+	tl.Page(1500, *fx.History, &clientv1.Page{CompleteFrom: 4, CompleteTo: 6, End: true})
+	tl.Deliver(2000, []*clientv1.Entry{entry(8, 7, "bob", "")})
+	if at, ok := tl.WakeAt(); !ok || at != 2500 {
+		t.Errorf("a gap is read at %d, want 2500", at)
+	}
+}

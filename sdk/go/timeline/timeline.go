@@ -79,6 +79,7 @@ type Timeline struct {
 	askedHead  int64 // head when asking was issued
 	gapAt      int64 // when to ask, ms; never = not waiting
 	gapDelay   int64
+	pace       int64 // on top of the wait for a gap and after a hint, ms
 
 	ackBase  int64 // where the next range begins
 	ackDone  int64 // what has been acknowledged
@@ -173,6 +174,11 @@ func (t *Timeline) SendAck(now int64, a *clientv1.SendAck) (fx Effects) {
 	return fx
 }
 
+// Pace makes the timeline wait for ms longer than it would before it asks
+// because of a head or a gap, so that the many members of a group do not ask all
+// at once. What was asked for goes on without a wait.
+func (t *Timeline) Pace(ms int64) { t.pace = max(ms, 0) }
+
 // Head takes a head frame.
 func (t *Timeline) Head(now, seq int64) (fx Effects) {
 	if !t.known {
@@ -183,7 +189,7 @@ func (t *Timeline) Head(now, seq int64) (fx Effects) {
 	if seq > t.have && seq > t.head {
 		t.head = seq
 		if t.asking == nil && !t.paused {
-			t.gapAt = now
+			t.gapAt = min(t.gapAt, now+t.pace)
 		}
 	}
 	t.settle(now, &fx)
@@ -392,7 +398,7 @@ func (t *Timeline) settle(now int64, fx *Effects) {
 		return
 	}
 	if t.gapAt == never {
-		t.gapAt = now + t.gapDelay
+		t.gapAt = now + t.gapDelay + t.pace
 	}
 	if now < t.gapAt {
 		return

@@ -15,6 +15,21 @@ export interface Member {
   readSeq: number;
 }
 
+/** A message to send later, and what has become of it. */
+export interface Scheduled {
+  scheduledId: string;
+  conversationId: string;
+  text: string;
+  sendAtMs: number;
+  state: "waiting" | "sending" | "sent" | "dropped" | "cancelled" | "unspecified";
+  /** With dropped: why. */
+  reason: string;
+  /** With sent. */
+  seq: number;
+  /** That the message has when it is sent. */
+  clientMessageId: string;
+}
+
 /** The entry that a change wrote. */
 export interface Change {
   conversationId: string;
@@ -92,6 +107,33 @@ export class Api {
     return members;
   }
 
+  /**
+   * Has the server send a text at a later time. The message then comes like any
+   * other, with the client message id of the answer.
+   */
+  async schedule(to: { conversationId: string } | { toUser: string }, text: string, sendAtMs: number, requestId = uuid4()): Promise<Scheduled> {
+    const answer = await this.#call("MessageService/Schedule", { ...to, requestId, content: { text }, sendAtMs });
+    return scheduledOf((answer.scheduled ?? {}) as Json);
+  }
+
+  /** The scheduled messages by the time at which they are due; ended: also those that wait no more. */
+  async listScheduled(ended = false): Promise<Scheduled[]> {
+    const all: Scheduled[] = [];
+    let pageToken = "";
+    do {
+      const page = await this.#call("MessageService/ListScheduled", { ended, limit: 200, pageToken });
+      for (const m of (page.scheduled ?? []) as Json[]) all.push(scheduledOf(m));
+      pageToken = String(page.nextPageToken ?? "");
+    } while (pageToken !== "");
+    return all;
+  }
+
+  /** Cancels a scheduled message. The answer is final: if its state is cancelled, it is never sent. */
+  async cancelScheduled(scheduledId: string): Promise<Scheduled> {
+    const answer = await this.#call("MessageService/CancelScheduled", { scheduledId });
+    return scheduledOf((answer.scheduled ?? {}) as Json);
+  }
+
   /** Direct messages from this user are refused from now on. */
   async block(userId: string): Promise<void> {
     await this.#call("UserService/Block", { userId });
@@ -138,6 +180,20 @@ function memberOf(m: Json): Member {
     role: Number(role),
     deliveredSeq: Number(m.deliveredSeq ?? 0),
     readSeq: Number(m.readSeq ?? 0),
+  };
+}
+
+function scheduledOf(m: Json): Scheduled {
+  const content = (m.content ?? {}) as Json;
+  return {
+    scheduledId: String(m.scheduledId ?? ""),
+    conversationId: String(m.conversationId ?? ""),
+    text: String(content.text ?? ""),
+    sendAtMs: Number(m.sendAtMs ?? 0),
+    state: String(m.state ?? "unspecified").replace("SCHEDULED_STATE_", "").toLowerCase() as Scheduled["state"],
+    reason: String(m.reason ?? ""),
+    seq: Number(m.seq ?? 0),
+    clientMessageId: String(m.clientMessageId ?? ""),
   };
 }
 

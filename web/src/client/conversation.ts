@@ -9,6 +9,9 @@ const farBehind = 500;
 
 /** Above this many members nobody sees the receipts of others. */
 export const receiptMembers = 100;
+/** The time for each member of a larger group over which its clients spread what they read because of one hint, and the most of it. */
+const pullSpreadMs = 0.1;
+const maxPullSpreadMs = 1_000;
 
 /** How far a message of one's own has come. */
 export type Mark = "sent" | "delivered" | "read";
@@ -38,6 +41,8 @@ export class Conversation {
   readonly loadingGaps = new Set<number>();
   /** The head that the description is of; entries up to it are already in it. */
   #describedTo = 0;
+  /** Where in the spread of a hint this device reads. */
+  readonly #place = Math.random();
 
   constructor(
     readonly self: string,
@@ -106,6 +111,13 @@ export class Conversation {
     this.memberCount = state.memberCount;
     if (state.lastMessage && state.lastMessage.seq >= (this.lastMessage?.seq ?? 0)) this.lastMessage = state.lastMessage;
     for (const receipt of state.receipts) this.applyReceipt(receipt);
+    this.#pace();
+  }
+
+  /** Spreads what the members of a large group read because of one hint. */
+  #pace(): void {
+    const spread = this.memberCount > receiptMembers ? Math.min(this.memberCount * pullSpreadMs, maxPullSpreadMs) : 0;
+    this.timeline.pace(this.#place * spread);
   }
 
   /** Takes the receipt of another member; it never goes back. */
@@ -126,6 +138,7 @@ export class Conversation {
     if (entry.conversationChange?.name !== undefined) this.name = entry.conversationChange.name;
     if (entry.conversationChange?.closed !== undefined) this.closed = entry.conversationChange.closed;
     if (entry.memberChange) this.#observeMembers(entry.memberChange.action, entry.memberChange.userIds, entry.memberChange.role);
+    this.#pace();
   }
 
   #observeMembers(action: MemberAction, userIds: string[], role: Role): void {

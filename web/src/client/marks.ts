@@ -19,6 +19,7 @@ export class Marks {
   #timers = new Timers();
   #ackable = new Set<Conversation>();
   #fresh = 0;
+  #late = false; // The timer is that of a large group.
   #reads = new Map<Conversation, number>();
   #readAt = 0;
 
@@ -35,7 +36,9 @@ export class Marks {
     this.#fresh += count;
     if (this.#fresh >= ackEntries) return this.#ack();
     const large = conversation.memberCount > receiptMembers;
-    if (!this.#timers.has("ack")) this.#timers.set("ack", large ? ackDelayLargeMs : ackDelayMs, () => this.#ack());
+    if (this.#timers.has("ack") && (large || !this.#late)) return;
+    this.#late = large;
+    this.#timers.set("ack", large ? ackDelayLargeMs : ackDelayMs, () => this.#ack());
   }
 
   /** The user has read up to seq. */

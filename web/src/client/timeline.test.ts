@@ -39,6 +39,18 @@ describe("timeline vectors", () => {
   }
 });
 
+describe("pace", () => {
+  it("spreads what is read because of a hint or a gap, and nothing else", () => {
+    const timeline = new Timeline("alice", { keep: 0 });
+    timeline.restore(0, 0, 1);
+    timeline.pace(300);
+    expect(timeline.head(1_000, 5).history).toBeUndefined();
+    expect(timeline.head(1_200, 6).history).toBeUndefined();
+    expect(timeline.wakeAt).toBe(1_300);
+    expect(timeline.tick(1_300).history).toMatchObject({ after: 1 });
+  });
+});
+
 function run(timeline: Timeline, step: Step): Record<string, unknown> {
   const now = step.now ?? 0;
   switch (step.op) {

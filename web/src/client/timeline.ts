@@ -96,6 +96,7 @@ export class Timeline {
   #asking: HistoryRequest | undefined;
   #askedHead = 0;
   #gapAt: number | undefined;
+  #pace = 0; // On top of the wait for a gap and after a hint.
   #gapPause = gapPauseMs;
 
   #ackBase = 0;
@@ -209,6 +210,14 @@ export class Timeline {
     return this.#settle(now, fx);
   }
 
+  /**
+   * Makes the timeline wait for ms longer than it would before it asks because of a head or a gap, so that the many members of a group do not
+   * ask all at once. What was asked for goes on without a wait.
+   */
+  pace(ms: number): void {
+    this.#pace = Math.max(0, ms);
+  }
+
   /** Notes that the log has entries up to seq. */
   head(now: number, seq: number): Effects {
     const fx = noEffects();
@@ -218,7 +227,7 @@ export class Timeline {
     }
     if (seq > this.#have && seq > this.#head) {
       this.#head = seq;
-      if (!this.#asking && !this.#paused) this.#gapAt = now;
+      if (!this.#asking && !this.#paused) this.#gapAt = Math.min(this.#gapAt ?? Infinity, now + this.#pace);
     }
     return this.#settle(now, fx);
   }
@@ -450,7 +459,7 @@ export class Timeline {
       this.#gapAt = undefined;
       return fx;
     }
-    this.#gapAt ??= now + this.#gapPause;
+    this.#gapAt ??= now + this.#gapPause + this.#pace;
     if (now < this.#gapAt) return fx;
     this.#gapAt = undefined;
     this.#askedHead = this.#head;

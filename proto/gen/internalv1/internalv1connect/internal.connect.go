@@ -51,6 +51,13 @@ const (
 	StateServiceHeadsProcedure = "/imd.internal.v1.StateService/Heads"
 	// StateServiceClearHistoryProcedure is the procedure name of the StateService's ClearHistory RPC.
 	StateServiceClearHistoryProcedure = "/imd.internal.v1.StateService/ClearHistory"
+	// StateServiceScheduleProcedure is the procedure name of the StateService's Schedule RPC.
+	StateServiceScheduleProcedure = "/imd.internal.v1.StateService/Schedule"
+	// StateServiceListScheduledProcedure is the procedure name of the StateService's ListScheduled RPC.
+	StateServiceListScheduledProcedure = "/imd.internal.v1.StateService/ListScheduled"
+	// StateServiceCancelScheduledProcedure is the procedure name of the StateService's CancelScheduled
+	// RPC.
+	StateServiceCancelScheduledProcedure = "/imd.internal.v1.StateService/CancelScheduled"
 	// StateServiceHealthProcedure is the procedure name of the StateService's Health RPC.
 	StateServiceHealthProcedure = "/imd.internal.v1.StateService/Health"
 	// DirectoryServiceUserProcedure is the procedure name of the DirectoryService's User RPC.
@@ -162,6 +169,30 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	stateServiceScheduleSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("StateService").Methods().ByName("Schedule"),
+			Procedure:        StateServiceScheduleProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	stateServiceListScheduledSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("StateService").Methods().ByName("ListScheduled"),
+			Procedure:        StateServiceListScheduledProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	stateServiceCancelScheduledSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("StateService").Methods().ByName("CancelScheduled"),
+			Procedure:        StateServiceCancelScheduledProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 	stateServiceHealthSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -179,7 +210,8 @@ type StateServiceClient interface {
 	Submit(context.Context, *internalv1.SubmitRequest) (*internalv1.SubmitResponse, error)
 	// Change makes or changes a conversation. Idempotent by request_id.
 	Change(context.Context, *internalv1.ChangeRequest) (*internalv1.ChangeResponse, error)
-	// Mark moves delivered and read positions up. Idempotent: newest wins.
+	// Mark moves delivered and read positions up. Idempotent: newest wins. A mark
+	// with the seq 0 moves nothing and is answered with where the member stands.
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
@@ -195,6 +227,12 @@ type StateServiceClient interface {
 	Heads(context.Context, *internalv1.HeadsRequest) (*internalv1.HeadsResponse, error)
 	// ClearHistory hides entries from one member. Idempotent: newest wins.
 	ClearHistory(context.Context, *internalv1.ClearHistoryRequest) (*internalv1.ClearHistoryResponse, error)
+	// Schedule keeps a message that is to be sent later. Idempotent by request_id.
+	Schedule(context.Context, *internalv1.ScheduleRequest) (*internalv1.ScheduleResponse, error)
+	// ListScheduled lists messages that are to be sent later.
+	ListScheduled(context.Context, *internalv1.ListScheduledRequest) (*internalv1.ListScheduledResponse, error)
+	// CancelScheduled cancels one, unless its sending has begun. Idempotent.
+	CancelScheduled(context.Context, *internalv1.CancelScheduledRequest) (*internalv1.CancelScheduledResponse, error)
 	// Health passes a no-op through every lane.
 	Health(context.Context, *internalv1.HealthRequest) (*internalv1.HealthResponse, error)
 }
@@ -212,7 +250,8 @@ type StateServiceHandler interface {
 	Submit(context.Context, *internalv1.SubmitRequest) (*internalv1.SubmitResponse, error)
 	// Change makes or changes a conversation. Idempotent by request_id.
 	Change(context.Context, *internalv1.ChangeRequest) (*internalv1.ChangeResponse, error)
-	// Mark moves delivered and read positions up. Idempotent: newest wins.
+	// Mark moves delivered and read positions up. Idempotent: newest wins. A mark
+	// with the seq 0 moves nothing and is answered with where the member stands.
 	Mark(context.Context, *internalv1.MarkRequest) (*internalv1.MarkResponse, error)
 	// Sync tells a user which of its conversations changed.
 	Sync(context.Context, *internalv1.SyncRequest) (*internalv1.SyncResponse, error)
@@ -228,6 +267,12 @@ type StateServiceHandler interface {
 	Heads(context.Context, *internalv1.HeadsRequest) (*internalv1.HeadsResponse, error)
 	// ClearHistory hides entries from one member. Idempotent: newest wins.
 	ClearHistory(context.Context, *internalv1.ClearHistoryRequest) (*internalv1.ClearHistoryResponse, error)
+	// Schedule keeps a message that is to be sent later. Idempotent by request_id.
+	Schedule(context.Context, *internalv1.ScheduleRequest) (*internalv1.ScheduleResponse, error)
+	// ListScheduled lists messages that are to be sent later.
+	ListScheduled(context.Context, *internalv1.ListScheduledRequest) (*internalv1.ListScheduledResponse, error)
+	// CancelScheduled cancels one, unless its sending has begun. Idempotent.
+	CancelScheduled(context.Context, *internalv1.CancelScheduledRequest) (*internalv1.CancelScheduledResponse, error)
 	// Health passes a no-op through every lane.
 	Health(context.Context, *internalv1.HealthRequest) (*internalv1.HealthResponse, error)
 }
@@ -246,6 +291,9 @@ func RegisterStateServiceHandler(server *connect.Server, svc StateServiceHandler
 		connect.Method{Spec: stateServiceMembersSpec(), Handler: adapter.members},
 		connect.Method{Spec: stateServiceHeadsSpec(), Handler: adapter.heads},
 		connect.Method{Spec: stateServiceClearHistorySpec(), Handler: adapter.clearHistory},
+		connect.Method{Spec: stateServiceScheduleSpec(), Handler: adapter.schedule},
+		connect.Method{Spec: stateServiceListScheduledSpec(), Handler: adapter.listScheduled},
+		connect.Method{Spec: stateServiceCancelScheduledSpec(), Handler: adapter.cancelScheduled},
 		connect.Method{Spec: stateServiceHealthSpec(), Handler: adapter.health},
 	)
 }
@@ -287,6 +335,18 @@ func (UnimplementedStateServiceHandler) Heads(context.Context, *internalv1.Heads
 
 func (UnimplementedStateServiceHandler) ClearHistory(context.Context, *internalv1.ClearHistoryRequest) (*internalv1.ClearHistoryResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.ClearHistory is not implemented")
+}
+
+func (UnimplementedStateServiceHandler) Schedule(context.Context, *internalv1.ScheduleRequest) (*internalv1.ScheduleResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.Schedule is not implemented")
+}
+
+func (UnimplementedStateServiceHandler) ListScheduled(context.Context, *internalv1.ListScheduledRequest) (*internalv1.ListScheduledResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.ListScheduled is not implemented")
+}
+
+func (UnimplementedStateServiceHandler) CancelScheduled(context.Context, *internalv1.CancelScheduledRequest) (*internalv1.CancelScheduledResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.StateService.CancelScheduled is not implemented")
 }
 
 func (UnimplementedStateServiceHandler) Health(context.Context, *internalv1.HealthRequest) (*internalv1.HealthResponse, error) {
@@ -364,6 +424,30 @@ func (c *stateServiceClient) Heads(ctx context.Context, req *internalv1.HeadsReq
 func (c *stateServiceClient) ClearHistory(ctx context.Context, req *internalv1.ClearHistoryRequest) (*internalv1.ClearHistoryResponse, error) {
 	var res internalv1.ClearHistoryResponse
 	if err := c.client.CallUnary(ctx, stateServiceClearHistorySpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *stateServiceClient) Schedule(ctx context.Context, req *internalv1.ScheduleRequest) (*internalv1.ScheduleResponse, error) {
+	var res internalv1.ScheduleResponse
+	if err := c.client.CallUnary(ctx, stateServiceScheduleSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *stateServiceClient) ListScheduled(ctx context.Context, req *internalv1.ListScheduledRequest) (*internalv1.ListScheduledResponse, error) {
+	var res internalv1.ListScheduledResponse
+	if err := c.client.CallUnary(ctx, stateServiceListScheduledSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *stateServiceClient) CancelScheduled(ctx context.Context, req *internalv1.CancelScheduledRequest) (*internalv1.CancelScheduledResponse, error) {
+	var res internalv1.CancelScheduledResponse
+	if err := c.client.CallUnary(ctx, stateServiceCancelScheduledSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -481,6 +565,42 @@ func (h stateServiceHandler) clearHistory(ctx context.Context, _ connect.Spec, s
 		return err
 	}
 	res, err := h.svc.ClearHistory(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h stateServiceHandler) schedule(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ScheduleRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Schedule(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h stateServiceHandler) listScheduled(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.ListScheduledRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListScheduled(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h stateServiceHandler) cancelScheduled(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.CancelScheduledRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.CancelScheduled(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ const (
 	PeerServiceCheckProcedure = "/imd.internal.v1.PeerService/Check"
 	// PeerServiceTraceProcedure is the procedure name of the PeerService's Trace RPC.
 	PeerServiceTraceProcedure = "/imd.internal.v1.PeerService/Trace"
+	// PeerServiceTallyProcedure is the procedure name of the PeerService's Tally RPC.
+	PeerServiceTallyProcedure = "/imd.internal.v1.PeerService/Tally"
 )
 
 var (
@@ -47,6 +49,14 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	peerServiceTallySpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_peer_proto.Services().ByName("PeerService").Methods().ByName("Tally"),
+			Procedure:        PeerServiceTallyProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // PeerServiceClient is a client for the imd.internal.v1.PeerService service.
@@ -56,6 +66,10 @@ type PeerServiceClient interface {
 	Check(context.Context, *internalv1.CheckRequest) (*internalv1.CheckResponse, error)
 	// Trace tells what this node remembers of one message.
 	Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error)
+	// Tally tells the leader of the schedulers what this node counted, and keeps
+	// what the leader counted of the whole cluster. Idempotent: newest wins.
+	// Errors: forbidden (another node leads).
+	Tally(context.Context, *internalv1.TallyRequest) (*internalv1.TallyResponse, error)
 }
 
 // NewPeerServiceClient constructs a client for the imd.internal.v1.PeerService service. Multiple
@@ -71,6 +85,10 @@ type PeerServiceHandler interface {
 	Check(context.Context, *internalv1.CheckRequest) (*internalv1.CheckResponse, error)
 	// Trace tells what this node remembers of one message.
 	Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error)
+	// Tally tells the leader of the schedulers what this node counted, and keeps
+	// what the leader counted of the whole cluster. Idempotent: newest wins.
+	// Errors: forbidden (another node leads).
+	Tally(context.Context, *internalv1.TallyRequest) (*internalv1.TallyResponse, error)
 }
 
 // RegisterPeerServiceHandler registers svc as the imd.internal.v1.PeerService implementation on
@@ -80,6 +98,7 @@ func RegisterPeerServiceHandler(server *connect.Server, svc PeerServiceHandler) 
 	server.Register(
 		connect.Method{Spec: peerServiceCheckSpec(), Handler: adapter.check},
 		connect.Method{Spec: peerServiceTraceSpec(), Handler: adapter.trace},
+		connect.Method{Spec: peerServiceTallySpec(), Handler: adapter.tally},
 	)
 }
 
@@ -92,6 +111,10 @@ func (UnimplementedPeerServiceHandler) Check(context.Context, *internalv1.CheckR
 
 func (UnimplementedPeerServiceHandler) Trace(context.Context, *internalv1.TraceRequest) (*internalv1.TraceResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.PeerService.Trace is not implemented")
+}
+
+func (UnimplementedPeerServiceHandler) Tally(context.Context, *internalv1.TallyRequest) (*internalv1.TallyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.PeerService.Tally is not implemented")
 }
 
 type peerServiceClient struct {
@@ -109,6 +132,14 @@ func (c *peerServiceClient) Check(ctx context.Context, req *internalv1.CheckRequ
 func (c *peerServiceClient) Trace(ctx context.Context, req *internalv1.TraceRequest) (*internalv1.TraceResponse, error) {
 	var res internalv1.TraceResponse
 	if err := c.client.CallUnary(ctx, peerServiceTraceSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *peerServiceClient) Tally(ctx context.Context, req *internalv1.TallyRequest) (*internalv1.TallyResponse, error) {
+	var res internalv1.TallyResponse
+	if err := c.client.CallUnary(ctx, peerServiceTallySpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -134,6 +165,18 @@ func (h peerServiceHandler) trace(ctx context.Context, _ connect.Spec, stream co
 		return err
 	}
 	res, err := h.svc.Trace(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h peerServiceHandler) tally(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.TallyRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Tally(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,67 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ScheduledState is what has become of a scheduled message.
+type ScheduledState int32
+
+const (
+	ScheduledState_SCHEDULED_STATE_UNSPECIFIED ScheduledState = 0
+	ScheduledState_SCHEDULED_STATE_WAITING     ScheduledState = 1
+	// Its time has come; it cannot be cancelled any more.
+	ScheduledState_SCHEDULED_STATE_SENDING ScheduledState = 2
+	ScheduledState_SCHEDULED_STATE_SENT    ScheduledState = 3
+	// It could not be sent; reason says why.
+	ScheduledState_SCHEDULED_STATE_DROPPED   ScheduledState = 4
+	ScheduledState_SCHEDULED_STATE_CANCELLED ScheduledState = 5
+)
+
+// Enum value maps for ScheduledState.
+var (
+	ScheduledState_name = map[int32]string{
+		0: "SCHEDULED_STATE_UNSPECIFIED",
+		1: "SCHEDULED_STATE_WAITING",
+		2: "SCHEDULED_STATE_SENDING",
+		3: "SCHEDULED_STATE_SENT",
+		4: "SCHEDULED_STATE_DROPPED",
+		5: "SCHEDULED_STATE_CANCELLED",
+	}
+	ScheduledState_value = map[string]int32{
+		"SCHEDULED_STATE_UNSPECIFIED": 0,
+		"SCHEDULED_STATE_WAITING":     1,
+		"SCHEDULED_STATE_SENDING":     2,
+		"SCHEDULED_STATE_SENT":        3,
+		"SCHEDULED_STATE_DROPPED":     4,
+		"SCHEDULED_STATE_CANCELLED":   5,
+	}
+)
+
+func (x ScheduledState) Enum() *ScheduledState {
+	p := new(ScheduledState)
+	*p = x
+	return p
+}
+
+func (x ScheduledState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ScheduledState) Descriptor() protoreflect.EnumDescriptor {
+	return file_imd_v1_message_proto_enumTypes[0].Descriptor()
+}
+
+func (ScheduledState) Type() protoreflect.EnumType {
+	return &file_imd_v1_message_proto_enumTypes[0]
+}
+
+func (x ScheduledState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ScheduledState.Descriptor instead.
+func (ScheduledState) EnumDescriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{0}
+}
+
 // SendRequest is a message to store.
 type SendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -358,6 +419,549 @@ func (x *HistoryResponse) GetPage() *clientv1.Page {
 	return nil
 }
 
+// ScheduleRequest is a message to send later.
+type ScheduleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to To:
+	//
+	//	*ScheduleRequest_ConversationId
+	//	*ScheduleRequest_ToUser
+	To isScheduleRequest_To `protobuf_oneof:"to"`
+	// UUID version 4, lower case.
+	RequestId string            `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Content   *clientv1.Content `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
+	// When it is sent.
+	SendAtMs      int64  `protobuf:"varint,5,opt,name=send_at_ms,json=sendAtMs,proto3" json:"send_at_ms,omitempty"`
+	AsUser        string `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleRequest) Reset() {
+	*x = ScheduleRequest{}
+	mi := &file_imd_v1_message_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleRequest) ProtoMessage() {}
+
+func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
+func (*ScheduleRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ScheduleRequest) GetTo() isScheduleRequest_To {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *ScheduleRequest) GetConversationId() string {
+	if x != nil {
+		if x, ok := x.To.(*ScheduleRequest_ConversationId); ok {
+			return x.ConversationId
+		}
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetToUser() string {
+	if x != nil {
+		if x, ok := x.To.(*ScheduleRequest_ToUser); ok {
+			return x.ToUser
+		}
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ScheduleRequest) GetContent() *clientv1.Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ScheduleRequest) GetSendAtMs() int64 {
+	if x != nil {
+		return x.SendAtMs
+	}
+	return 0
+}
+
+func (x *ScheduleRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+type isScheduleRequest_To interface {
+	isScheduleRequest_To()
+}
+
+type ScheduleRequest_ConversationId struct {
+	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3,oneof"`
+}
+
+type ScheduleRequest_ToUser struct {
+	// The direct conversation with this user; not for the system.
+	ToUser string `protobuf:"bytes,2,opt,name=to_user,json=toUser,proto3,oneof"`
+}
+
+func (*ScheduleRequest_ConversationId) isScheduleRequest_To() {}
+
+func (*ScheduleRequest_ToUser) isScheduleRequest_To() {}
+
+// ScheduleResponse is the message as it is kept.
+type ScheduleResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Scheduled *ScheduledMessage      `protobuf:"bytes,1,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
+	// The request was there before.
+	Duplicate     bool `protobuf:"varint,2,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleResponse) Reset() {
+	*x = ScheduleResponse{}
+	mi := &file_imd_v1_message_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleResponse) ProtoMessage() {}
+
+func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleResponse.ProtoReflect.Descriptor instead.
+func (*ScheduleResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ScheduleResponse) GetScheduled() *ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
+func (x *ScheduleResponse) GetDuplicate() bool {
+	if x != nil {
+		return x.Duplicate
+	}
+	return false
+}
+
+// ScheduledMessage is a message to send later, and what has become of it.
+type ScheduledMessage struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ScheduledId    int64                  `protobuf:"varint,1,opt,name=scheduled_id,json=scheduledId,proto3" json:"scheduled_id,omitempty"`
+	ConversationId string                 `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	// Empty = the system.
+	Sender    string            `protobuf:"bytes,3,opt,name=sender,proto3" json:"sender,omitempty"`
+	Content   *clientv1.Content `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
+	SendAtMs  int64             `protobuf:"varint,5,opt,name=send_at_ms,json=sendAtMs,proto3" json:"send_at_ms,omitempty"`
+	CreatedMs int64             `protobuf:"varint,6,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	State     ScheduledState    `protobuf:"varint,7,opt,name=state,proto3,enum=imd.v1.ScheduledState" json:"state,omitempty"`
+	// With DROPPED: why, the lower-case name of a Reason.
+	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	// With SENT.
+	MessageId int64 `protobuf:"varint,9,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	Seq       int64 `protobuf:"varint,10,opt,name=seq,proto3" json:"seq,omitempty"`
+	// When it was sent, dropped or cancelled; 0 = it was not yet.
+	EndedMs int64 `protobuf:"varint,11,opt,name=ended_ms,json=endedMs,proto3" json:"ended_ms,omitempty"`
+	// The client_message_id that the message has when it is sent.
+	ClientMessageId string `protobuf:"bytes,12,opt,name=client_message_id,json=clientMessageId,proto3" json:"client_message_id,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ScheduledMessage) Reset() {
+	*x = ScheduledMessage{}
+	mi := &file_imd_v1_message_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduledMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduledMessage) ProtoMessage() {}
+
+func (x *ScheduledMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduledMessage.ProtoReflect.Descriptor instead.
+func (*ScheduledMessage) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ScheduledMessage) GetScheduledId() int64 {
+	if x != nil {
+		return x.ScheduledId
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *ScheduledMessage) GetSender() string {
+	if x != nil {
+		return x.Sender
+	}
+	return ""
+}
+
+func (x *ScheduledMessage) GetContent() *clientv1.Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ScheduledMessage) GetSendAtMs() int64 {
+	if x != nil {
+		return x.SendAtMs
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetCreatedMs() int64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetState() ScheduledState {
+	if x != nil {
+		return x.State
+	}
+	return ScheduledState_SCHEDULED_STATE_UNSPECIFIED
+}
+
+func (x *ScheduledMessage) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ScheduledMessage) GetMessageId() int64 {
+	if x != nil {
+		return x.MessageId
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetEndedMs() int64 {
+	if x != nil {
+		return x.EndedMs
+	}
+	return 0
+}
+
+func (x *ScheduledMessage) GetClientMessageId() string {
+	if x != nil {
+		return x.ClientMessageId
+	}
+	return ""
+}
+
+// ListScheduledRequest asks for one page.
+type ListScheduledRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From the answer before; empty = the first page.
+	PageToken string `protobuf:"bytes,1,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// 0 = 100; at most 200.
+	Limit int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Also those that were sent, dropped or cancelled, as long as they are kept.
+	Ended         bool   `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
+	AsUser        string `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListScheduledRequest) Reset() {
+	*x = ListScheduledRequest{}
+	mi := &file_imd_v1_message_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListScheduledRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListScheduledRequest) ProtoMessage() {}
+
+func (x *ListScheduledRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListScheduledRequest.ProtoReflect.Descriptor instead.
+func (*ListScheduledRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListScheduledRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListScheduledRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListScheduledRequest) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *ListScheduledRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+// ListScheduledResponse is one page.
+type ListScheduledResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Scheduled []*ScheduledMessage    `protobuf:"bytes,1,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
+	// Empty = this was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListScheduledResponse) Reset() {
+	*x = ListScheduledResponse{}
+	mi := &file_imd_v1_message_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListScheduledResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListScheduledResponse) ProtoMessage() {}
+
+func (x *ListScheduledResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListScheduledResponse.ProtoReflect.Descriptor instead.
+func (*ListScheduledResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListScheduledResponse) GetScheduled() []*ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
+func (x *ListScheduledResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// CancelScheduledRequest names a scheduled message.
+type CancelScheduledRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ScheduledId   int64                  `protobuf:"varint,1,opt,name=scheduled_id,json=scheduledId,proto3" json:"scheduled_id,omitempty"`
+	AsUser        string                 `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelScheduledRequest) Reset() {
+	*x = CancelScheduledRequest{}
+	mi := &file_imd_v1_message_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelScheduledRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelScheduledRequest) ProtoMessage() {}
+
+func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
+func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CancelScheduledRequest) GetScheduledId() int64 {
+	if x != nil {
+		return x.ScheduledId
+	}
+	return 0
+}
+
+func (x *CancelScheduledRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+// CancelScheduledResponse says what has become of it.
+type CancelScheduledResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is not sent, now and ever.
+	Cancelled     bool              `protobuf:"varint,1,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Scheduled     *ScheduledMessage `protobuf:"bytes,2,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelScheduledResponse) Reset() {
+	*x = CancelScheduledResponse{}
+	mi := &file_imd_v1_message_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelScheduledResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelScheduledResponse) ProtoMessage() {}
+
+func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_message_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
+func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_message_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CancelScheduledResponse) GetCancelled() bool {
+	if x != nil {
+		return x.Cancelled
+	}
+	return false
+}
+
+func (x *CancelScheduledResponse) GetScheduled() *ScheduledMessage {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
 var File_imd_v1_message_proto protoreflect.FileDescriptor
 
 const file_imd_v1_message_proto_rawDesc = "" +
@@ -388,10 +992,65 @@ const file_imd_v1_message_proto_rawDesc = "" +
 	"\aas_user\x18\x0f \x01(\tR\x06asUser\"c\n" +
 	"\x0fHistoryResponse\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12'\n" +
-	"\x04page\x18\x02 \x01(\v2\x13.imd.client.v1.PageR\x04page2\x89\x01\n" +
+	"\x04page\x18\x02 \x01(\v2\x13.imd.client.v1.PageR\x04page\"\xe5\x01\n" +
+	"\x0fScheduleRequest\x12)\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tH\x00R\x0econversationId\x12\x19\n" +
+	"\ato_user\x18\x02 \x01(\tH\x00R\x06toUser\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x120\n" +
+	"\acontent\x18\x04 \x01(\v2\x16.imd.client.v1.ContentR\acontent\x12\x1c\n" +
+	"\n" +
+	"send_at_ms\x18\x05 \x01(\x03R\bsendAtMs\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUserB\x04\n" +
+	"\x02to\"h\n" +
+	"\x10ScheduleResponse\x126\n" +
+	"\tscheduled\x18\x01 \x01(\v2\x18.imd.v1.ScheduledMessageR\tscheduled\x12\x1c\n" +
+	"\tduplicate\x18\x02 \x01(\bR\tduplicate\"\xab\x03\n" +
+	"\x10ScheduledMessage\x12%\n" +
+	"\fscheduled_id\x18\x01 \x01(\x03B\x020\x01R\vscheduledId\x12'\n" +
+	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12\x16\n" +
+	"\x06sender\x18\x03 \x01(\tR\x06sender\x120\n" +
+	"\acontent\x18\x04 \x01(\v2\x16.imd.client.v1.ContentR\acontent\x12\x1c\n" +
+	"\n" +
+	"send_at_ms\x18\x05 \x01(\x03R\bsendAtMs\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x06 \x01(\x03R\tcreatedMs\x12,\n" +
+	"\x05state\x18\a \x01(\x0e2\x16.imd.v1.ScheduledStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12!\n" +
+	"\n" +
+	"message_id\x18\t \x01(\x03B\x020\x01R\tmessageId\x12\x10\n" +
+	"\x03seq\x18\n" +
+	" \x01(\x03R\x03seq\x12\x19\n" +
+	"\bended_ms\x18\v \x01(\x03R\aendedMs\x12*\n" +
+	"\x11client_message_id\x18\f \x01(\tR\x0fclientMessageId\"z\n" +
+	"\x14ListScheduledRequest\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x01 \x01(\tR\tpageToken\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x14\n" +
+	"\x05ended\x18\x03 \x01(\bR\x05ended\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUser\"w\n" +
+	"\x15ListScheduledResponse\x126\n" +
+	"\tscheduled\x18\x01 \x03(\v2\x18.imd.v1.ScheduledMessageR\tscheduled\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"X\n" +
+	"\x16CancelScheduledRequest\x12%\n" +
+	"\fscheduled_id\x18\x01 \x01(\x03B\x020\x01R\vscheduledId\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUser\"o\n" +
+	"\x17CancelScheduledResponse\x12\x1c\n" +
+	"\tcancelled\x18\x01 \x01(\bR\tcancelled\x126\n" +
+	"\tscheduled\x18\x02 \x01(\v2\x18.imd.v1.ScheduledMessageR\tscheduled*\xc1\x01\n" +
+	"\x0eScheduledState\x12\x1f\n" +
+	"\x1bSCHEDULED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17SCHEDULED_STATE_WAITING\x10\x01\x12\x1b\n" +
+	"\x17SCHEDULED_STATE_SENDING\x10\x02\x12\x18\n" +
+	"\x14SCHEDULED_STATE_SENT\x10\x03\x12\x1b\n" +
+	"\x17SCHEDULED_STATE_DROPPED\x10\x04\x12\x1d\n" +
+	"\x19SCHEDULED_STATE_CANCELLED\x10\x052\xf9\x02\n" +
 	"\x0eMessageService\x126\n" +
 	"\x04Send\x12\x13.imd.v1.SendRequest\x1a\x14.imd.v1.SendResponse\"\x03\x90\x02\x02\x12?\n" +
-	"\aHistory\x12\x16.imd.v1.HistoryRequest\x1a\x17.imd.v1.HistoryResponse\"\x03\x90\x02\x01B-Z+github.com/imdhq/imd/sdk/go/gen/imdv1;imdv1b\x06proto3"
+	"\aHistory\x12\x16.imd.v1.HistoryRequest\x1a\x17.imd.v1.HistoryResponse\"\x03\x90\x02\x01\x12B\n" +
+	"\bSchedule\x12\x17.imd.v1.ScheduleRequest\x1a\x18.imd.v1.ScheduleResponse\"\x03\x90\x02\x02\x12Q\n" +
+	"\rListScheduled\x12\x1c.imd.v1.ListScheduledRequest\x1a\x1d.imd.v1.ListScheduledResponse\"\x03\x90\x02\x01\x12W\n" +
+	"\x0fCancelScheduled\x12\x1e.imd.v1.CancelScheduledRequest\x1a\x1f.imd.v1.CancelScheduledResponse\"\x03\x90\x02\x02B-Z+github.com/imdhq/imd/sdk/go/gen/imdv1;imdv1b\x06proto3"
 
 var (
 	file_imd_v1_message_proto_rawDescOnce sync.Once
@@ -405,27 +1064,48 @@ func file_imd_v1_message_proto_rawDescGZIP() []byte {
 	return file_imd_v1_message_proto_rawDescData
 }
 
-var file_imd_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_imd_v1_message_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_imd_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_imd_v1_message_proto_goTypes = []any{
-	(*SendRequest)(nil),      // 0: imd.v1.SendRequest
-	(*SendResponse)(nil),     // 1: imd.v1.SendResponse
-	(*HistoryRequest)(nil),   // 2: imd.v1.HistoryRequest
-	(*HistoryResponse)(nil),  // 3: imd.v1.HistoryResponse
-	(*clientv1.Content)(nil), // 4: imd.client.v1.Content
-	(*clientv1.Page)(nil),    // 5: imd.client.v1.Page
+	(ScheduledState)(0),             // 0: imd.v1.ScheduledState
+	(*SendRequest)(nil),             // 1: imd.v1.SendRequest
+	(*SendResponse)(nil),            // 2: imd.v1.SendResponse
+	(*HistoryRequest)(nil),          // 3: imd.v1.HistoryRequest
+	(*HistoryResponse)(nil),         // 4: imd.v1.HistoryResponse
+	(*ScheduleRequest)(nil),         // 5: imd.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),        // 6: imd.v1.ScheduleResponse
+	(*ScheduledMessage)(nil),        // 7: imd.v1.ScheduledMessage
+	(*ListScheduledRequest)(nil),    // 8: imd.v1.ListScheduledRequest
+	(*ListScheduledResponse)(nil),   // 9: imd.v1.ListScheduledResponse
+	(*CancelScheduledRequest)(nil),  // 10: imd.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil), // 11: imd.v1.CancelScheduledResponse
+	(*clientv1.Content)(nil),        // 12: imd.client.v1.Content
+	(*clientv1.Page)(nil),           // 13: imd.client.v1.Page
 }
 var file_imd_v1_message_proto_depIdxs = []int32{
-	4, // 0: imd.v1.SendRequest.content:type_name -> imd.client.v1.Content
-	5, // 1: imd.v1.HistoryResponse.page:type_name -> imd.client.v1.Page
-	0, // 2: imd.v1.MessageService.Send:input_type -> imd.v1.SendRequest
-	2, // 3: imd.v1.MessageService.History:input_type -> imd.v1.HistoryRequest
-	1, // 4: imd.v1.MessageService.Send:output_type -> imd.v1.SendResponse
-	3, // 5: imd.v1.MessageService.History:output_type -> imd.v1.HistoryResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	12, // 0: imd.v1.SendRequest.content:type_name -> imd.client.v1.Content
+	13, // 1: imd.v1.HistoryResponse.page:type_name -> imd.client.v1.Page
+	12, // 2: imd.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	7,  // 3: imd.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	12, // 4: imd.v1.ScheduledMessage.content:type_name -> imd.client.v1.Content
+	0,  // 5: imd.v1.ScheduledMessage.state:type_name -> imd.v1.ScheduledState
+	7,  // 6: imd.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	7,  // 7: imd.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	1,  // 8: imd.v1.MessageService.Send:input_type -> imd.v1.SendRequest
+	3,  // 9: imd.v1.MessageService.History:input_type -> imd.v1.HistoryRequest
+	5,  // 10: imd.v1.MessageService.Schedule:input_type -> imd.v1.ScheduleRequest
+	8,  // 11: imd.v1.MessageService.ListScheduled:input_type -> imd.v1.ListScheduledRequest
+	10, // 12: imd.v1.MessageService.CancelScheduled:input_type -> imd.v1.CancelScheduledRequest
+	2,  // 13: imd.v1.MessageService.Send:output_type -> imd.v1.SendResponse
+	4,  // 14: imd.v1.MessageService.History:output_type -> imd.v1.HistoryResponse
+	6,  // 15: imd.v1.MessageService.Schedule:output_type -> imd.v1.ScheduleResponse
+	9,  // 16: imd.v1.MessageService.ListScheduled:output_type -> imd.v1.ListScheduledResponse
+	11, // 17: imd.v1.MessageService.CancelScheduled:output_type -> imd.v1.CancelScheduledResponse
+	13, // [13:18] is the sub-list for method output_type
+	8,  // [8:13] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_imd_v1_message_proto_init() }
@@ -437,18 +1117,23 @@ func file_imd_v1_message_proto_init() {
 		(*SendRequest_ConversationId)(nil),
 		(*SendRequest_ToUser)(nil),
 	}
+	file_imd_v1_message_proto_msgTypes[4].OneofWrappers = []any{
+		(*ScheduleRequest_ConversationId)(nil),
+		(*ScheduleRequest_ToUser)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_v1_message_proto_rawDesc), len(file_imd_v1_message_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   4,
+			NumEnums:      1,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_imd_v1_message_proto_goTypes,
 		DependencyIndexes: file_imd_v1_message_proto_depIdxs,
+		EnumInfos:         file_imd_v1_message_proto_enumTypes,
 		MessageInfos:      file_imd_v1_message_proto_msgTypes,
 	}.Build()
 	File_imd_v1_message_proto = out.File

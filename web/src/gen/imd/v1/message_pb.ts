@@ -2,8 +2,8 @@
 // @generated from file imd/v1/message.proto (package imd.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Content, Page } from "../client/v1/client_pb.js";
 import { file_imd_client_v1_client } from "../client/v1/client_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file imd/v1/message.proto.
  */
 export const file_imd_v1_message: GenFile = /*@__PURE__*/
-  fileDesc("ChRpbWQvdjEvbWVzc2FnZS5wcm90bxIGaW1kLnYxIpYBCgtTZW5kUmVxdWVzdBIZCg9jb252ZXJzYXRpb25faWQYASABKAlIABIRCgd0b191c2VyGAIgASgJSAASGQoRY2xpZW50X21lc3NhZ2VfaWQYAyABKAkSJwoHY29udGVudBgEIAEoCzIWLmltZC5jbGllbnQudjEuQ29udGVudBIPCgdhc191c2VyGA8gASgJQgQKAnRvIokBCgxTZW5kUmVzcG9uc2USFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEhYKCm1lc3NhZ2VfaWQYAiABKANCAjABEgsKA3NlcRgDIAEoAxIQCghwcmV2X3NlcRgEIAEoAxIWCg5zZXJ2ZXJfdGltZV9tcxgFIAEoAxIRCglkdXBsaWNhdGUYBiABKAgiggEKDkhpc3RvcnlSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIRCglhZnRlcl9zZXEYAiABKAMSEgoKYmVmb3JlX3NlcRgDIAEoAxINCgVsaW1pdBgEIAEoBRIQCghiYWNrd2FyZBgFIAEoCBIPCgdhc191c2VyGA8gASgJIk0KD0hpc3RvcnlSZXNwb25zZRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSIQoEcGFnZRgCIAEoCzITLmltZC5jbGllbnQudjEuUGFnZTKJAQoOTWVzc2FnZVNlcnZpY2USNgoEU2VuZBITLmltZC52MS5TZW5kUmVxdWVzdBoULmltZC52MS5TZW5kUmVzcG9uc2UiA5ACAhI/CgdIaXN0b3J5EhYuaW1kLnYxLkhpc3RvcnlSZXF1ZXN0GhcuaW1kLnYxLkhpc3RvcnlSZXNwb25zZSIDkAIBQi1aK2dpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vaW1kdjE7aW1kdjFiBnByb3RvMw", [file_imd_client_v1_client]);
+  fileDesc("ChRpbWQvdjEvbWVzc2FnZS5wcm90bxIGaW1kLnYxIpYBCgtTZW5kUmVxdWVzdBIZCg9jb252ZXJzYXRpb25faWQYASABKAlIABIRCgd0b191c2VyGAIgASgJSAASGQoRY2xpZW50X21lc3NhZ2VfaWQYAyABKAkSJwoHY29udGVudBgEIAEoCzIWLmltZC5jbGllbnQudjEuQ29udGVudBIPCgdhc191c2VyGA8gASgJQgQKAnRvIokBCgxTZW5kUmVzcG9uc2USFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEhYKCm1lc3NhZ2VfaWQYAiABKANCAjABEgsKA3NlcRgDIAEoAxIQCghwcmV2X3NlcRgEIAEoAxIWCg5zZXJ2ZXJfdGltZV9tcxgFIAEoAxIRCglkdXBsaWNhdGUYBiABKAgiggEKDkhpc3RvcnlSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIRCglhZnRlcl9zZXEYAiABKAMSEgoKYmVmb3JlX3NlcRgDIAEoAxINCgVsaW1pdBgEIAEoBRIQCghiYWNrd2FyZBgFIAEoCBIPCgdhc191c2VyGA8gASgJIk0KD0hpc3RvcnlSZXNwb25zZRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSIQoEcGFnZRgCIAEoCzITLmltZC5jbGllbnQudjEuUGFnZSKnAQoPU2NoZWR1bGVSZXF1ZXN0EhkKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCUgAEhEKB3RvX3VzZXIYAiABKAlIABISCgpyZXF1ZXN0X2lkGAMgASgJEicKB2NvbnRlbnQYBCABKAsyFi5pbWQuY2xpZW50LnYxLkNvbnRlbnQSEgoKc2VuZF9hdF9tcxgFIAEoAxIPCgdhc191c2VyGA8gASgJQgQKAnRvIlIKEFNjaGVkdWxlUmVzcG9uc2USKwoJc2NoZWR1bGVkGAEgASgLMhguaW1kLnYxLlNjaGVkdWxlZE1lc3NhZ2USEQoJZHVwbGljYXRlGAIgASgIIq8CChBTY2hlZHVsZWRNZXNzYWdlEhgKDHNjaGVkdWxlZF9pZBgBIAEoA0ICMAESFwoPY29udmVyc2F0aW9uX2lkGAIgASgJEg4KBnNlbmRlchgDIAEoCRInCgdjb250ZW50GAQgASgLMhYuaW1kLmNsaWVudC52MS5Db250ZW50EhIKCnNlbmRfYXRfbXMYBSABKAMSEgoKY3JlYXRlZF9tcxgGIAEoAxIlCgVzdGF0ZRgHIAEoDjIWLmltZC52MS5TY2hlZHVsZWRTdGF0ZRIOCgZyZWFzb24YCCABKAkSFgoKbWVzc2FnZV9pZBgJIAEoA0ICMAESCwoDc2VxGAogASgDEhAKCGVuZGVkX21zGAsgASgDEhkKEWNsaWVudF9tZXNzYWdlX2lkGAwgASgJIlkKFExpc3RTY2hlZHVsZWRSZXF1ZXN0EhIKCnBhZ2VfdG9rZW4YASABKAkSDQoFbGltaXQYAiABKAUSDQoFZW5kZWQYAyABKAgSDwoHYXNfdXNlchgPIAEoCSJdChVMaXN0U2NoZWR1bGVkUmVzcG9uc2USKwoJc2NoZWR1bGVkGAEgAygLMhguaW1kLnYxLlNjaGVkdWxlZE1lc3NhZ2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIkMKFkNhbmNlbFNjaGVkdWxlZFJlcXVlc3QSGAoMc2NoZWR1bGVkX2lkGAEgASgDQgIwARIPCgdhc191c2VyGA8gASgJIlkKF0NhbmNlbFNjaGVkdWxlZFJlc3BvbnNlEhEKCWNhbmNlbGxlZBgBIAEoCBIrCglzY2hlZHVsZWQYAiABKAsyGC5pbWQudjEuU2NoZWR1bGVkTWVzc2FnZSrBAQoOU2NoZWR1bGVkU3RhdGUSHwobU0NIRURVTEVEX1NUQVRFX1VOU1BFQ0lGSUVEEAASGwoXU0NIRURVTEVEX1NUQVRFX1dBSVRJTkcQARIbChdTQ0hFRFVMRURfU1RBVEVfU0VORElORxACEhgKFFNDSEVEVUxFRF9TVEFURV9TRU5UEAMSGwoXU0NIRURVTEVEX1NUQVRFX0RST1BQRUQQBBIdChlTQ0hFRFVMRURfU1RBVEVfQ0FOQ0VMTEVEEAUy+QIKDk1lc3NhZ2VTZXJ2aWNlEjYKBFNlbmQSEy5pbWQudjEuU2VuZFJlcXVlc3QaFC5pbWQudjEuU2VuZFJlc3BvbnNlIgOQAgISPwoHSGlzdG9yeRIWLmltZC52MS5IaXN0b3J5UmVxdWVzdBoXLmltZC52MS5IaXN0b3J5UmVzcG9uc2UiA5ACARJCCghTY2hlZHVsZRIXLmltZC52MS5TY2hlZHVsZVJlcXVlc3QaGC5pbWQudjEuU2NoZWR1bGVSZXNwb25zZSIDkAICElEKDUxpc3RTY2hlZHVsZWQSHC5pbWQudjEuTGlzdFNjaGVkdWxlZFJlcXVlc3QaHS5pbWQudjEuTGlzdFNjaGVkdWxlZFJlc3BvbnNlIgOQAgESVwoPQ2FuY2VsU2NoZWR1bGVkEh4uaW1kLnYxLkNhbmNlbFNjaGVkdWxlZFJlcXVlc3QaHy5pbWQudjEuQ2FuY2VsU2NoZWR1bGVkUmVzcG9uc2UiA5ACAkItWitnaXRodWIuY29tL2ltZGhxL2ltZC9zZGsvZ28vZ2VuL2ltZHYxO2ltZHYxYgZwcm90bzM", [file_imd_client_v1_client]);
 
 /**
  * SendRequest is a message to store.
@@ -184,6 +184,336 @@ export const HistoryResponseSchema: GenMessage<HistoryResponse> = /*@__PURE__*/
   messageDesc(file_imd_v1_message, 3);
 
 /**
+ * ScheduleRequest is a message to send later.
+ *
+ * @generated from message imd.v1.ScheduleRequest
+ */
+export type ScheduleRequest = Message<"imd.v1.ScheduleRequest"> & {
+  /**
+   * @generated from oneof imd.v1.ScheduleRequest.to
+   */
+  to: {
+    /**
+     * @generated from field: string conversation_id = 1;
+     */
+    value: string;
+    case: "conversationId";
+  } | {
+    /**
+     * The direct conversation with this user; not for the system.
+     *
+     * @generated from field: string to_user = 2;
+     */
+    value: string;
+    case: "toUser";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * UUID version 4, lower case.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+
+  /**
+   * @generated from field: imd.client.v1.Content content = 4;
+   */
+  content?: Content | undefined;
+
+  /**
+   * When it is sent.
+   *
+   * @generated from field: int64 send_at_ms = 5;
+   */
+  sendAtMs: bigint;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.ScheduleRequest.
+ * Use `create(ScheduleRequestSchema)` to create a new message.
+ */
+export const ScheduleRequestSchema: GenMessage<ScheduleRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 4);
+
+/**
+ * ScheduleResponse is the message as it is kept.
+ *
+ * @generated from message imd.v1.ScheduleResponse
+ */
+export type ScheduleResponse = Message<"imd.v1.ScheduleResponse"> & {
+  /**
+   * @generated from field: imd.v1.ScheduledMessage scheduled = 1;
+   */
+  scheduled?: ScheduledMessage | undefined;
+
+  /**
+   * The request was there before.
+   *
+   * @generated from field: bool duplicate = 2;
+   */
+  duplicate: boolean;
+};
+
+/**
+ * Describes the message imd.v1.ScheduleResponse.
+ * Use `create(ScheduleResponseSchema)` to create a new message.
+ */
+export const ScheduleResponseSchema: GenMessage<ScheduleResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 5);
+
+/**
+ * ScheduledMessage is a message to send later, and what has become of it.
+ *
+ * @generated from message imd.v1.ScheduledMessage
+ */
+export type ScheduledMessage = Message<"imd.v1.ScheduledMessage"> & {
+  /**
+   * @generated from field: int64 scheduled_id = 1 [jstype = JS_STRING];
+   */
+  scheduledId: string;
+
+  /**
+   * @generated from field: string conversation_id = 2;
+   */
+  conversationId: string;
+
+  /**
+   * Empty = the system.
+   *
+   * @generated from field: string sender = 3;
+   */
+  sender: string;
+
+  /**
+   * @generated from field: imd.client.v1.Content content = 4;
+   */
+  content?: Content | undefined;
+
+  /**
+   * @generated from field: int64 send_at_ms = 5;
+   */
+  sendAtMs: bigint;
+
+  /**
+   * @generated from field: int64 created_ms = 6;
+   */
+  createdMs: bigint;
+
+  /**
+   * @generated from field: imd.v1.ScheduledState state = 7;
+   */
+  state: ScheduledState;
+
+  /**
+   * With DROPPED: why, the lower-case name of a Reason.
+   *
+   * @generated from field: string reason = 8;
+   */
+  reason: string;
+
+  /**
+   * With SENT.
+   *
+   * @generated from field: int64 message_id = 9 [jstype = JS_STRING];
+   */
+  messageId: string;
+
+  /**
+   * @generated from field: int64 seq = 10;
+   */
+  seq: bigint;
+
+  /**
+   * When it was sent, dropped or cancelled; 0 = it was not yet.
+   *
+   * @generated from field: int64 ended_ms = 11;
+   */
+  endedMs: bigint;
+
+  /**
+   * The client_message_id that the message has when it is sent.
+   *
+   * @generated from field: string client_message_id = 12;
+   */
+  clientMessageId: string;
+};
+
+/**
+ * Describes the message imd.v1.ScheduledMessage.
+ * Use `create(ScheduledMessageSchema)` to create a new message.
+ */
+export const ScheduledMessageSchema: GenMessage<ScheduledMessage> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 6);
+
+/**
+ * ListScheduledRequest asks for one page.
+ *
+ * @generated from message imd.v1.ListScheduledRequest
+ */
+export type ListScheduledRequest = Message<"imd.v1.ListScheduledRequest"> & {
+  /**
+   * From the answer before; empty = the first page.
+   *
+   * @generated from field: string page_token = 1;
+   */
+  pageToken: string;
+
+  /**
+   * 0 = 100; at most 200.
+   *
+   * @generated from field: int32 limit = 2;
+   */
+  limit: number;
+
+  /**
+   * Also those that were sent, dropped or cancelled, as long as they are kept.
+   *
+   * @generated from field: bool ended = 3;
+   */
+  ended: boolean;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.ListScheduledRequest.
+ * Use `create(ListScheduledRequestSchema)` to create a new message.
+ */
+export const ListScheduledRequestSchema: GenMessage<ListScheduledRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 7);
+
+/**
+ * ListScheduledResponse is one page.
+ *
+ * @generated from message imd.v1.ListScheduledResponse
+ */
+export type ListScheduledResponse = Message<"imd.v1.ListScheduledResponse"> & {
+  /**
+   * @generated from field: repeated imd.v1.ScheduledMessage scheduled = 1;
+   */
+  scheduled: ScheduledMessage[];
+
+  /**
+   * Empty = this was the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message imd.v1.ListScheduledResponse.
+ * Use `create(ListScheduledResponseSchema)` to create a new message.
+ */
+export const ListScheduledResponseSchema: GenMessage<ListScheduledResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 8);
+
+/**
+ * CancelScheduledRequest names a scheduled message.
+ *
+ * @generated from message imd.v1.CancelScheduledRequest
+ */
+export type CancelScheduledRequest = Message<"imd.v1.CancelScheduledRequest"> & {
+  /**
+   * @generated from field: int64 scheduled_id = 1 [jstype = JS_STRING];
+   */
+  scheduledId: string;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.CancelScheduledRequest.
+ * Use `create(CancelScheduledRequestSchema)` to create a new message.
+ */
+export const CancelScheduledRequestSchema: GenMessage<CancelScheduledRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 9);
+
+/**
+ * CancelScheduledResponse says what has become of it.
+ *
+ * @generated from message imd.v1.CancelScheduledResponse
+ */
+export type CancelScheduledResponse = Message<"imd.v1.CancelScheduledResponse"> & {
+  /**
+   * It is not sent, now and ever.
+   *
+   * @generated from field: bool cancelled = 1;
+   */
+  cancelled: boolean;
+
+  /**
+   * @generated from field: imd.v1.ScheduledMessage scheduled = 2;
+   */
+  scheduled?: ScheduledMessage | undefined;
+};
+
+/**
+ * Describes the message imd.v1.CancelScheduledResponse.
+ * Use `create(CancelScheduledResponseSchema)` to create a new message.
+ */
+export const CancelScheduledResponseSchema: GenMessage<CancelScheduledResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_message, 10);
+
+/**
+ * ScheduledState is what has become of a scheduled message.
+ *
+ * @generated from enum imd.v1.ScheduledState
+ */
+export enum ScheduledState {
+  /**
+   * @generated from enum value: SCHEDULED_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * @generated from enum value: SCHEDULED_STATE_WAITING = 1;
+   */
+  WAITING = 1,
+
+  /**
+   * Its time has come; it cannot be cancelled any more.
+   *
+   * @generated from enum value: SCHEDULED_STATE_SENDING = 2;
+   */
+  SENDING = 2,
+
+  /**
+   * @generated from enum value: SCHEDULED_STATE_SENT = 3;
+   */
+  SENT = 3,
+
+  /**
+   * It could not be sent; reason says why.
+   *
+   * @generated from enum value: SCHEDULED_STATE_DROPPED = 4;
+   */
+  DROPPED = 4,
+
+  /**
+   * @generated from enum value: SCHEDULED_STATE_CANCELLED = 5;
+   */
+  CANCELLED = 5,
+}
+
+/**
+ * Describes the enum imd.v1.ScheduledState.
+ */
+export const ScheduledStateSchema: GenEnum<ScheduledState> = /*@__PURE__*/
+  enumDesc(file_imd_v1_message, 0);
+
+/**
  * MessageService writes and reads messages without a socket. The caller is the
  * user of the bearer token; with an API key it is the system, or the user named
  * by as_user.
@@ -214,6 +544,43 @@ export const MessageService: GenService<{
     methodKind: "unary";
     input: typeof HistoryRequestSchema;
     output: typeof HistoryResponseSchema;
+  },
+  /**
+   * Schedule keeps a message that is sent at a later time, if the sender may
+   * send it now; when its time has come it is asked again. The same request_id
+   * again gets the first answer with duplicate. Errors: as Send, and
+   * rate_limited (too many wait), bad_request (the time is past or too far).
+   * Idempotent by request_id.
+   *
+   * @generated from rpc imd.v1.MessageService.Schedule
+   */
+  schedule: {
+    methodKind: "unary";
+    input: typeof ScheduleRequestSchema;
+    output: typeof ScheduleResponseSchema;
+  },
+  /**
+   * ListScheduled pages through the caller's scheduled messages by the time at
+   * which they are due; the system sees those of all. Errors: bad_request.
+   *
+   * @generated from rpc imd.v1.MessageService.ListScheduled
+   */
+  listScheduled: {
+    methodKind: "unary";
+    input: typeof ListScheduledRequestSchema;
+    output: typeof ListScheduledResponseSchema;
+  },
+  /**
+   * CancelScheduled cancels a scheduled message if its sending has not begun.
+   * The answer is final: cancelled, and it is never sent; or it says what else
+   * has become of it. Errors: not_found. Idempotent.
+   *
+   * @generated from rpc imd.v1.MessageService.CancelScheduled
+   */
+  cancelScheduled: {
+    methodKind: "unary";
+    input: typeof CancelScheduledRequestSchema;
+    output: typeof CancelScheduledResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_imd_v1_message, 0);

@@ -28,6 +28,14 @@ const (
 	MessageServiceSendProcedure = "/imd.v1.MessageService/Send"
 	// MessageServiceHistoryProcedure is the procedure name of the MessageService's History RPC.
 	MessageServiceHistoryProcedure = "/imd.v1.MessageService/History"
+	// MessageServiceScheduleProcedure is the procedure name of the MessageService's Schedule RPC.
+	MessageServiceScheduleProcedure = "/imd.v1.MessageService/Schedule"
+	// MessageServiceListScheduledProcedure is the procedure name of the MessageService's ListScheduled
+	// RPC.
+	MessageServiceListScheduledProcedure = "/imd.v1.MessageService/ListScheduled"
+	// MessageServiceCancelScheduledProcedure is the procedure name of the MessageService's
+	// CancelScheduled RPC.
+	MessageServiceCancelScheduledProcedure = "/imd.v1.MessageService/CancelScheduled"
 )
 
 var (
@@ -47,6 +55,30 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	messageServiceScheduleSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_message_proto.Services().ByName("MessageService").Methods().ByName("Schedule"),
+			Procedure:        MessageServiceScheduleProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	messageServiceListScheduledSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_message_proto.Services().ByName("MessageService").Methods().ByName("ListScheduled"),
+			Procedure:        MessageServiceListScheduledProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+	messageServiceCancelScheduledSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_message_proto.Services().ByName("MessageService").Methods().ByName("CancelScheduled"),
+			Procedure:        MessageServiceCancelScheduledProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
 )
 
 // MessageServiceClient is a client for the imd.v1.MessageService service.
@@ -59,6 +91,19 @@ type MessageServiceClient interface {
 	Send(context.Context, *imdv1.SendRequest) (*imdv1.SendResponse, error)
 	// History reads entries of an interval. Errors: not_member, bad_request.
 	History(context.Context, *imdv1.HistoryRequest) (*imdv1.HistoryResponse, error)
+	// Schedule keeps a message that is sent at a later time, if the sender may
+	// send it now; when its time has come it is asked again. The same request_id
+	// again gets the first answer with duplicate. Errors: as Send, and
+	// rate_limited (too many wait), bad_request (the time is past or too far).
+	// Idempotent by request_id.
+	Schedule(context.Context, *imdv1.ScheduleRequest) (*imdv1.ScheduleResponse, error)
+	// ListScheduled pages through the caller's scheduled messages by the time at
+	// which they are due; the system sees those of all. Errors: bad_request.
+	ListScheduled(context.Context, *imdv1.ListScheduledRequest) (*imdv1.ListScheduledResponse, error)
+	// CancelScheduled cancels a scheduled message if its sending has not begun.
+	// The answer is final: cancelled, and it is never sent; or it says what else
+	// has become of it. Errors: not_found. Idempotent.
+	CancelScheduled(context.Context, *imdv1.CancelScheduledRequest) (*imdv1.CancelScheduledResponse, error)
 }
 
 // NewMessageServiceClient constructs a client for the imd.v1.MessageService service. Multiple
@@ -77,6 +122,19 @@ type MessageServiceHandler interface {
 	Send(context.Context, *imdv1.SendRequest) (*imdv1.SendResponse, error)
 	// History reads entries of an interval. Errors: not_member, bad_request.
 	History(context.Context, *imdv1.HistoryRequest) (*imdv1.HistoryResponse, error)
+	// Schedule keeps a message that is sent at a later time, if the sender may
+	// send it now; when its time has come it is asked again. The same request_id
+	// again gets the first answer with duplicate. Errors: as Send, and
+	// rate_limited (too many wait), bad_request (the time is past or too far).
+	// Idempotent by request_id.
+	Schedule(context.Context, *imdv1.ScheduleRequest) (*imdv1.ScheduleResponse, error)
+	// ListScheduled pages through the caller's scheduled messages by the time at
+	// which they are due; the system sees those of all. Errors: bad_request.
+	ListScheduled(context.Context, *imdv1.ListScheduledRequest) (*imdv1.ListScheduledResponse, error)
+	// CancelScheduled cancels a scheduled message if its sending has not begun.
+	// The answer is final: cancelled, and it is never sent; or it says what else
+	// has become of it. Errors: not_found. Idempotent.
+	CancelScheduled(context.Context, *imdv1.CancelScheduledRequest) (*imdv1.CancelScheduledResponse, error)
 }
 
 // RegisterMessageServiceHandler registers svc as the imd.v1.MessageService implementation on
@@ -86,6 +144,9 @@ func RegisterMessageServiceHandler(server *connect.Server, svc MessageServiceHan
 	server.Register(
 		connect.Method{Spec: messageServiceSendSpec(), Handler: adapter.send},
 		connect.Method{Spec: messageServiceHistorySpec(), Handler: adapter.history},
+		connect.Method{Spec: messageServiceScheduleSpec(), Handler: adapter.schedule},
+		connect.Method{Spec: messageServiceListScheduledSpec(), Handler: adapter.listScheduled},
+		connect.Method{Spec: messageServiceCancelScheduledSpec(), Handler: adapter.cancelScheduled},
 	)
 }
 
@@ -98,6 +159,18 @@ func (UnimplementedMessageServiceHandler) Send(context.Context, *imdv1.SendReque
 
 func (UnimplementedMessageServiceHandler) History(context.Context, *imdv1.HistoryRequest) (*imdv1.HistoryResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.MessageService.History is not implemented")
+}
+
+func (UnimplementedMessageServiceHandler) Schedule(context.Context, *imdv1.ScheduleRequest) (*imdv1.ScheduleResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.MessageService.Schedule is not implemented")
+}
+
+func (UnimplementedMessageServiceHandler) ListScheduled(context.Context, *imdv1.ListScheduledRequest) (*imdv1.ListScheduledResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.MessageService.ListScheduled is not implemented")
+}
+
+func (UnimplementedMessageServiceHandler) CancelScheduled(context.Context, *imdv1.CancelScheduledRequest) (*imdv1.CancelScheduledResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.MessageService.CancelScheduled is not implemented")
 }
 
 type messageServiceClient struct {
@@ -115,6 +188,30 @@ func (c *messageServiceClient) Send(ctx context.Context, req *imdv1.SendRequest)
 func (c *messageServiceClient) History(ctx context.Context, req *imdv1.HistoryRequest) (*imdv1.HistoryResponse, error) {
 	var res imdv1.HistoryResponse
 	if err := c.client.CallUnary(ctx, messageServiceHistorySpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *messageServiceClient) Schedule(ctx context.Context, req *imdv1.ScheduleRequest) (*imdv1.ScheduleResponse, error) {
+	var res imdv1.ScheduleResponse
+	if err := c.client.CallUnary(ctx, messageServiceScheduleSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *messageServiceClient) ListScheduled(ctx context.Context, req *imdv1.ListScheduledRequest) (*imdv1.ListScheduledResponse, error) {
+	var res imdv1.ListScheduledResponse
+	if err := c.client.CallUnary(ctx, messageServiceListScheduledSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *messageServiceClient) CancelScheduled(ctx context.Context, req *imdv1.CancelScheduledRequest) (*imdv1.CancelScheduledResponse, error) {
+	var res imdv1.CancelScheduledResponse
+	if err := c.client.CallUnary(ctx, messageServiceCancelScheduledSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -140,6 +237,42 @@ func (h messageServiceHandler) history(ctx context.Context, _ connect.Spec, stre
 		return err
 	}
 	res, err := h.svc.History(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h messageServiceHandler) schedule(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.ScheduleRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Schedule(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h messageServiceHandler) listScheduled(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.ListScheduledRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListScheduled(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h messageServiceHandler) cancelScheduled(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.CancelScheduledRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.CancelScheduled(ctx, &req)
 	if err != nil {
 		return err
 	}

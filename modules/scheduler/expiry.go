@@ -1,0 +1,33 @@
+package scheduler
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/control"
+	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/store"
+)
+
+// expire is one round: all that is over goes, step by step.
+func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
+	st, err := s.Store()
+	if err != nil {
+		return err
+	}
+	all := 0
+	for {
+		failpoint.Hit(failpoint.BeforeEffect)
+		n, err := st.Expire(ctx, t.Proof(), time.Now())
+		if err != nil {
+			return err
+		}
+		s.expired.Add(float64(n))
+		if all += n; n < store.MaxExpire {
+			s.Log.Info("what had expired was removed", zap.Int("removed", all), zap.Int64("token", t.Proof().Token))
+			return nil
+		}
+	}
+}

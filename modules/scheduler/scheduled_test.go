@@ -1,0 +1,81 @@
+package scheduler
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// Each batch is for one node and bounded, what is due of one conversation goes in
+// order, and disabled senders go nowhere.
+func TestBatchesOfScheduledMessages(t *testing.T) {
+	var list []store.Scheduled
+	for i := range 700 {
+		list = append(list, store.Scheduled{ID: int64(i), Conversation: im.ConversationID(fmt.Sprint("g_", i%7)), Content: make([]byte, 100), Disabled: i == 5})
+	}
+	list[699].Content = make([]byte, dueBytes-50)
+	s := &Scheduler{Deps: Deps{StateHome: func(conv string) im.NodeID { return im.NodeID(fmt.Sprint("n", int(conv[2]-'0')%2)) }}}
+	at, last := map[int]int{}, map[im.ConversationID]int{}
+	for n, batch := range s.dueBatches(list) {
+		bytes, node := 0, s.StateHome(string(list[batch[0]].Conversation))
+		for _, i := range batch {
+			m := list[i]
+			if _, twice := at[i]; twice || m.Disabled || s.StateHome(string(m.Conversation)) != node {
+				t.Errorf("message %d in batch %d", i, n)
+			}
+			if l, ok := last[m.Conversation]; ok && l > i {
+				t.Errorf("%d comes behind %d", i, l)
+			}
+			at[i], last[m.Conversation] = n, i
+			bytes += len(m.Content)
+		}
+		if len(batch) > dueSends || bytes > dueBytes {
+			t.Errorf("batch %d: %d messages, %d bytes", n, len(batch), bytes)
+		}
+	}
+	if len(at) != 699 {
+		t.Errorf("%d messages go", len(at))
+	}
+}
+
+func TestWhatAnAnswerMeansForAScheduledMessage(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_000)
+	m := &store.Scheduled{ID: 7, Tries: 3}
+	if d := settled(m, &clientv1.SendAck{Status: clientv1.Ack_ACK_OK, MessageId: 5, Seq: 6, Duplicate: true}, now); d != (store.ScheduledResult{ID: 7, State: store.ScheduledSent, MessageID: 5, Seq: 6, At: now}) {
+		t.Errorf("stored: %+v", d)
+	}
+	if d := settled(m, &clientv1.SendAck{Status: clientv1.Ack_ACK_FAIL, Error: &clientv1.Error{Reason: "not_member"}}, now); d != (store.ScheduledResult{ID: 7, State: store.ScheduledDropped, Reason: clientv1.Reason_REASON_NOT_MEMBER, At: now}) {
+		t.Errorf("refused: %+v", d)
+	}
+	for _, a := range []*clientv1.SendAck{nil, {Status: clientv1.Ack_ACK_RETRY, Error: &clientv1.Error{Reason: "busy"}}, {}} {
+		if d := settled(m, a, now); d.State != store.ScheduledSending || d.Again.Sub(now) < dueAgain.Base/2 || d.Again.Sub(now) > 4*time.Second {
+			t.Errorf("%v: %+v", a, d)
+		}
+	}
+	if d := settled(m, &clientv1.SendAck{Status: clientv1.Ack_ACK_RETRY, Error: &clientv1.Error{RetryAfterMs: 20_000}}, now); d.Again.Sub(now) != 20*time.Second {
+		t.Errorf("asked to wait: %+v", d)
+	}
+}
+
+// Scheduled messages that ended long ago go, as many as there are, and the leader
+// shows how many are open and since when the first of them is due.
+func TestEndedScheduledMessagesGo(t *testing.T) {
+	c := &counting{ended: 2*forgetMost + 7}
+	running(t, c, func(s *Scheduler, _ *sole) {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if left := c.ended; left != 0 {
+			t.Errorf("%d are left", left)
+		}
+		if open, over := testutil.ToFloat64(s.schedule.open), testutil.ToFloat64(s.schedule.over); open != 3 || over != 60 {
+			t.Errorf("%v are open, the first for %v s", open, over)
+		}
+	})
+}

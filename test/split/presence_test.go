@@ -1,0 +1,126 @@
+package split
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/imdhq/imd/pkg/auth"
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
+)
+
+// spectator is a session that watches others.
+type spectator struct {
+	*testenv.Client
+	t *testing.T
+}
+
+// watches lets a session write to users, which is what lets it see them, and watch
+// them. The answer says of each whether it is online.
+func watches(t *testing.T, c *testenv.Client, users ...string) (*spectator, map[string]bool) {
+	t.Helper()
+	for _, u := range users {
+		c.MustSend(testenv.ToUser(u, "hi"))
+	}
+	answer := c.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_WatchPresence{WatchPresence: &clientv1.WatchPresence{UserIds: users}}})
+	online := map[string]bool{}
+	for _, u := range answer.GetPresence().GetUsers() {
+		online[u.UserId] = u.Online
+	}
+	return &spectator{c, t}, online
+}
+
+// sees waits for the next event, which has to be this one.
+func (s *spectator) sees(user string, online bool) *clientv1.UserPresence {
+	s.t.Helper()
+	f := s.Take("an event of "+user, func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
+	if u := f.GetPresence().Users; len(u) != 1 || u[0].UserId != user || u[0].Online != online {
+		s.t.Fatalf("saw %v, want %s online %v", u, user, online)
+	}
+	return f.GetPresence().Users[0]
+}
+
+// leads tells which process with the scheduler role leads.
+func leads(t *testing.T, n *testenv.Node, but *testenv.Node) (leader *testenv.Node) {
+	t.Helper()
+	until(t, "a scheduler leads", func() bool {
+		for i := range 2 {
+			if p := n.Part("scheduler", i+1); p != but && p.Metric(`imd_election_leading{election="scheduler"}`) == 1 {
+				leader = p
+			}
+		}
+		return leader != nil
+	})
+	return leader
+}
+
+// presenceIsRight looks at what watchers see over two gateways, whatever becomes of the leader
+// and of the route store. Each event is awaited in its order, so none that is wrong
+// is passed by.
+func presenceIsRight(t *testing.T, n *testenv.Node) {
+	first, second := n.Part("gateway", 1), n.Part("gateway", 2)
+	token := n.Mint(auth.Claims{User: "pia", Login: im.LoginID(uuid.NewString())}, time.Hour)
+	pia := func(gateway *testenv.Node) *testenv.Client {
+		return testenv.Login(t, gateway.URL(), protocol.Proto, token, "d")
+	}
+	there := pia(second)
+	at(t, n, second, "quin") // who is there all the time
+	watcher, online := watches(t, at(t, n, first, "ron"), "pia", "quin", "sam")
+	if !online["pia"] || !online["quin"] || online["sam"] || len(online) != 3 {
+		t.Fatalf("at first: %v", online)
+	}
+
+	left := time.Now()
+	there.Close()
+	if u := watcher.sees("pia", false); u.LastSeenMs < left.Add(-time.Second).UnixMilli() {
+		t.Errorf("pia was last seen %v, and left %v", u.LastSeenMs, left)
+	}
+	t.Logf("a clean end was seen after %v", time.Since(left).Round(time.Millisecond))
+
+	there = pia(second)
+	watcher.sees("pia", true)
+	supersededOnTheStream(t, n, pia)
+	there = pia(second) // moves to the other gateway, which nobody sees
+
+	leader := leads(t, n, nil)
+	leader.Kill()
+	at(t, n, second, "sam")
+	watcher.sees("sam", true) // and nobody is called offline before
+	next := leads(t, n, leader)
+	leader.Start()
+
+	next.Signal(syscall.SIGSTOP)
+	there.Close()
+	watcher.sees("pia", false) // by the leader that followed
+	next.Signal(syscall.SIGCONT)
+	until(t, "the leader that was paused is refused, or knows", func() bool { return next.Metric(`imd_election_leading{election="scheduler"}`) == 0 })
+	pia(first)
+	watcher.sees("pia", true)
+}
+
+// supersededOnTheStream begins a session again and again while the route store has
+// forgotten the former one, so that no claim displaces it: the leader has it
+// dropped, and the user is online all the time.
+func supersededOnTheStream(t *testing.T, n *testenv.Node, login func(*testenv.Node) *testenv.Client) {
+	t.Helper()
+	dropped := func() float64 {
+		const series = "imd_presence_superseded_total"
+		return n.Part("scheduler", 1).Metric(series) + n.Part("scheduler", 2).Metric(series)
+	}
+	before := dropped()
+	now := login(n.Part("gateway", 2))
+	for i := 0; dropped() == before; i++ {
+		if i == 10 {
+			t.Fatal("the leader never drops a superseded session")
+		}
+		old := now
+		n.FlushRedis()
+		now = login(n.Part("gateway", 1+i%2))
+		ends(t, old, "superseded")
+	}
+}
