@@ -39,10 +39,6 @@ const (
 	// quietTime is how long a connection is quiet before it is parked. Parking
 	// and waking cost more than waiting, so who writes every few seconds is not.
 	quietTime = 5 * time.Second
-	// accepters is how many goroutines take connections. A wave fills the system's
-	// backlog within a moment, and who finds it full tries again only after a second
-	// or three; one alone would wait for its turn behind those it has let in.
-	accepters = 4
 	// spareFiles is how many descriptors the process needs besides clients'.
 	spareFiles = 100
 )
@@ -283,13 +279,11 @@ func (g *Gateway) Start(ctx context.Context) error {
 // closed with code 4000 (drain).
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.cancel()
-	failed := make(chan error, accepters+1) // each of the server's and the lot end once
+	failed := make(chan error, 2) // the server and the lot end once
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
-	for range accepters {
-		own.Go(func() { failed <- g.srv.Serve(g.ln) })
-	}
+	own.Go(func() { failed <- g.srv.Serve(g.ln) })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })
