@@ -247,6 +247,36 @@ func TestPolicyTable(t *testing.T) {
 	}
 }
 
+// Under kick_old a login that is away is replaced too, wherever the newer one comes;
+// one that comes back before that is not.
+func TestALoginThatIsAwayIsReplaced(t *testing.T) {
+	p := beginPair(t, func(c *Config) { c.Login.Mode = "kick_old" })
+	leave := func(c *testenv.Client, user im.UserID) {
+		t.Helper()
+		c.Close()
+		eventually(t, "its route is gone", func() bool {
+			found, err := p.store.now.Load().Lookup(t.Context(), []im.UserID{user})
+			return err == nil && len(found) == 0
+		})
+	}
+	a, _ := p.login(0, "u", "a", "d1", im.Phone)
+	leave(a, "u")
+	a, reason := p.login(1, "u", "a", "d1", im.Phone)
+	if reason != "" {
+		t.Fatalf("it comes back: %q", reason)
+	}
+	leave(a, "u")
+	b, _ := p.login(1, "u", "b", "d2", im.Phone)
+	for g := range p.gateways {
+		if _, reason := p.login(g, "u", "a", "d1", im.Phone); reason != "replaced" {
+			t.Errorf("at n%d the login that was away: %q", g+1, reason)
+		}
+	}
+	if b.Closed() {
+		t.Error("the newer login was closed")
+	}
+}
+
 // A kick that gets lost is found out about by the next refresh.
 func TestALostKickIsFoundByTheRefresh(t *testing.T) {
 	p := beginPair(t, func(c *Config) { c.Login.Mode = "kick_old" })

@@ -157,6 +157,9 @@ func (r *Ring) Shares() map[string]float64 {
 		before := r.points[(i+len(r.points)-1)%len(r.points)]
 		out[r.nodes[p.node].ID] += float64(p.hash-before.hash) / (1 << 64) // wraps around the circle
 	}
+	for id, share := range out {
+		out[id] = min(share, 1) // a sum of many may be a bit above
+	}
 	return out
 }
 

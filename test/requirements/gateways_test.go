@@ -78,6 +78,7 @@ func TestOverTwoGateways(t *testing.T) {
 	routeIsBack := movesOverTwo(t, g) // R15
 	t.Run("R17 presence", func(t *testing.T) { presenceOverTwo(t, g) })
 	t.Run("R42 revocations", func(t *testing.T) { revocationsOverTwo(t, g) })
+	t.Run("commands", func(t *testing.T) { deviceCommands(t, g) })
 	routeIsBack()
 }
 
@@ -398,6 +399,41 @@ func revocationsOverTwo(t *testing.T, g *gateways) {
 	other.MustSend(testenv.ToUser("carl", "not concerned"))
 	time.Sleep(time.Second) // tokens tell the time of their issue in seconds
 	g.in(t, 1, "fay", "f3", "d").MustSend(testenv.ToUser("gil", "back"))
+}
+
+// What imd user devices, kick and revoke print, and how they end.
+func deviceCommands(t *testing.T, g *gateways) {
+	here, there := g.in(t, 0, "hal", "h0", "d0"), g.in(t, 1, "hal", "h1", "d1")
+	for _, c := range []struct {
+		line   string
+		status int
+		says   string
+	}{
+		{"devices nobody", 0, "nobody is not connected"},
+		{"devices nobody -o json", 0, `"devices": []`},
+		{"devices hal", 0, "LOGIN"},
+		{"devices hal -o json", 0, `"login_id": "h1"`},
+		{"devices no!id", 1, "the user id is malformed"},
+		{"devices", 2, "arg"},
+		{"kick hal", 2, "--login LOGIN or --all"},
+		{"revoke hal --all --login h1", 2, "--login LOGIN or --all"},
+		{"kick hal --login no!id", 1, "the login id is malformed"},
+		{"kick hal --login h1 -o json", 0, `"reason": "kicked"`},
+		{"revoke hal --login h0", 0, "login h0 of hal: revoked"},
+		{"revoke hal --all", 0, "all logins of hal: revoked"},
+	} {
+		out, errs, status := g.number(len(c.line)).Command(append([]string{"user"}, strings.Fields(c.line)...)...)
+		if status != c.status || !strings.Contains(out+errs, c.says) {
+			t.Errorf("imd user %s: %d, %s%s", c.line, status, out, errs)
+		}
+	}
+	wantClosed(t, there, 4502, 2*time.Second)
+	wantClosed(t, here, 4505, 2*time.Second)
+	g.redis.Pause()
+	defer g.redis.Resume()
+	if out, errs, status := g.Command("user", "devices", "hal"); status != 5 || !strings.Contains(errs, "route store") {
+		t.Errorf("without the route store: %d, %s%s", status, out, errs)
+	}
 }
 
 // A gateway is killed at any moment, also of logins, and is back at once: its

@@ -2,6 +2,7 @@ package requirements
 
 import (
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -91,8 +92,18 @@ func TestR19AnEmptiedRouteStore(t *testing.T) {
 	arrives(t, ann, bob, "bob", "before")
 	sees := watching(t, ann, "bob")
 	for name, empty := range map[string]func(){
-		"flushed":         func() { g.redis.MustDo("FLUSHALL") },
-		"restarted empty": g.redis.RestartEmpty,
+		"flushed": func() { g.redis.MustDo("FLUSHALL") },
+		"restarted empty": func() {
+			g.redis.Pause()
+			for i := range 5 { // it hangs, and people write
+				began := time.Now()
+				ann.MustSend(testenv.ToUser("bob", fmt.Sprint(i)))
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("a send took %v", took)
+				}
+			}
+			g.redis.RestartEmpty()
+		},
 	} {
 		empty()
 		began := time.Now()
@@ -106,6 +117,9 @@ func TestR19AnEmptiedRouteStore(t *testing.T) {
 		if ann.Closed() || bob.Closed() {
 			t.Fatalf("%s: a connection was closed", name)
 		}
+	}
+	if all, _ := bob.Walk(protocol.DirectID("ann", "bob"), 100, false); len(all) != 8 { // before, after each loss, and five meanwhile
+		t.Errorf("%d messages are stored: %v", len(all), messages(all))
 	}
 	bob.Close()
 	if sees() { // the first that ann sees of bob: it was online all the time

@@ -2884,6 +2884,266 @@ func (*SetBlockResponse) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{47}
 }
 
+// SetMuteRequest mutes a conversation for one member.
+type SetMuteRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	UserId         string                 `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Milliseconds since 1970; a time that is past lifts the mute.
+	UntilMs       int64 `protobuf:"varint,3,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMuteRequest) Reset() {
+	*x = SetMuteRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMuteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMuteRequest) ProtoMessage() {}
+
+func (x *SetMuteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMuteRequest.ProtoReflect.Descriptor instead.
+func (*SetMuteRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *SetMuteRequest) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *SetMuteRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *SetMuteRequest) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+// SetMuteResponse is empty.
+type SetMuteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMuteResponse) Reset() {
+	*x = SetMuteResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMuteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMuteResponse) ProtoMessage() {}
+
+func (x *SetMuteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMuteResponse.ProtoReflect.Descriptor instead.
+func (*SetMuteResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+}
+
+// MutesRequest asks for one page of mutes by conversation.
+type MutesRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Those of greater conversation ids; empty = from the first.
+	AfterConversationId string `protobuf:"bytes,2,opt,name=after_conversation_id,json=afterConversationId,proto3" json:"after_conversation_id,omitempty"`
+	// 1 to 500.
+	Limit         int32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MutesRequest) Reset() {
+	*x = MutesRequest{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MutesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MutesRequest) ProtoMessage() {}
+
+func (x *MutesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MutesRequest.ProtoReflect.Descriptor instead.
+func (*MutesRequest) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *MutesRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *MutesRequest) GetAfterConversationId() string {
+	if x != nil {
+		return x.AfterConversationId
+	}
+	return ""
+}
+
+func (x *MutesRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// MutesResponse is one page of mutes that are not over.
+type MutesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mutes         []*Mute                `protobuf:"bytes,1,rep,name=mutes,proto3" json:"mutes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MutesResponse) Reset() {
+	*x = MutesResponse{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MutesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MutesResponse) ProtoMessage() {}
+
+func (x *MutesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MutesResponse.ProtoReflect.Descriptor instead.
+func (*MutesResponse) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *MutesResponse) GetMutes() []*Mute {
+	if x != nil {
+		return x.Mutes
+	}
+	return nil
+}
+
+// Mute is one muted conversation.
+type Mute struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	UntilMs        int64                  `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Mute) Reset() {
+	*x = Mute{}
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mute) ProtoMessage() {}
+
+func (x *Mute) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mute.ProtoReflect.Descriptor instead.
+func (*Mute) Descriptor() ([]byte, []int) {
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *Mute) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *Mute) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
 // AdmitRequest describes a login that wants a session.
 type AdmitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2896,7 +3156,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3168,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[48]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3181,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{48}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AdmitRequest) GetUserId() string {
@@ -2957,7 +3217,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3229,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[49]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3242,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{49}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AdmitResponse) GetRefusedReason() string {
@@ -3009,7 +3269,7 @@ type AdmitManyRequest struct {
 
 func (x *AdmitManyRequest) Reset() {
 	*x = AdmitManyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3281,7 @@ func (x *AdmitManyRequest) String() string {
 func (*AdmitManyRequest) ProtoMessage() {}
 
 func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[50]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3294,7 @@ func (x *AdmitManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitManyRequest.ProtoReflect.Descriptor instead.
 func (*AdmitManyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{50}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AdmitManyRequest) GetRequests() []*AdmitRequest {
@@ -3054,7 +3314,7 @@ type AdmitManyResponse struct {
 
 func (x *AdmitManyResponse) Reset() {
 	*x = AdmitManyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3066,7 +3326,7 @@ func (x *AdmitManyResponse) String() string {
 func (*AdmitManyResponse) ProtoMessage() {}
 
 func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[51]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3079,7 +3339,7 @@ func (x *AdmitManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitManyResponse.ProtoReflect.Descriptor instead.
 func (*AdmitManyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{51}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AdmitManyResponse) GetAnswers() []*AdmitAnswer {
@@ -3100,7 +3360,7 @@ type AdmitAnswer struct {
 
 func (x *AdmitAnswer) Reset() {
 	*x = AdmitAnswer{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3112,7 +3372,7 @@ func (x *AdmitAnswer) String() string {
 func (*AdmitAnswer) ProtoMessage() {}
 
 func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[52]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3125,7 +3385,7 @@ func (x *AdmitAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitAnswer.ProtoReflect.Descriptor instead.
 func (*AdmitAnswer) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{52}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AdmitAnswer) GetResponse() *AdmitResponse {
@@ -3158,7 +3418,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3430,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[53]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3443,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{53}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RevokeRequest) GetUserId() string {
@@ -3223,7 +3483,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3495,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[54]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3508,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{54}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
 }
 
 // ProveRequest says which sessions a claim displaced.
@@ -3270,7 +3530,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3542,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[55]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3555,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{55}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProveRequest) GetUserId() string {
@@ -3338,7 +3598,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3610,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[56]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3623,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{56}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProveResponse) GetRouteEpoch() uint64 {
@@ -3389,7 +3649,7 @@ type ApiKey struct {
 
 func (x *ApiKey) Reset() {
 	*x = ApiKey{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3661,7 @@ func (x *ApiKey) String() string {
 func (*ApiKey) ProtoMessage() {}
 
 func (x *ApiKey) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[57]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3674,7 @@ func (x *ApiKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiKey.ProtoReflect.Descriptor instead.
 func (*ApiKey) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{57}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ApiKey) GetKeyId() string {
@@ -3469,7 +3729,7 @@ type PutKeyRequest struct {
 
 func (x *PutKeyRequest) Reset() {
 	*x = PutKeyRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3741,7 @@ func (x *PutKeyRequest) String() string {
 func (*PutKeyRequest) ProtoMessage() {}
 
 func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[58]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3754,7 @@ func (x *PutKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyRequest.ProtoReflect.Descriptor instead.
 func (*PutKeyRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{58}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PutKeyRequest) GetKey() *ApiKey {
@@ -3513,7 +3773,7 @@ type PutKeyResponse struct {
 
 func (x *PutKeyResponse) Reset() {
 	*x = PutKeyResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3525,7 +3785,7 @@ func (x *PutKeyResponse) String() string {
 func (*PutKeyResponse) ProtoMessage() {}
 
 func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[59]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3538,7 +3798,7 @@ func (x *PutKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutKeyResponse.ProtoReflect.Descriptor instead.
 func (*PutKeyResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
 }
 
 // VisibleRequest asks whom a user may see.
@@ -3554,7 +3814,7 @@ type VisibleRequest struct {
 
 func (x *VisibleRequest) Reset() {
 	*x = VisibleRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3826,7 @@ func (x *VisibleRequest) String() string {
 func (*VisibleRequest) ProtoMessage() {}
 
 func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[60]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3839,7 @@ func (x *VisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleRequest.ProtoReflect.Descriptor instead.
 func (*VisibleRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{60}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *VisibleRequest) GetUserId() string {
@@ -3607,7 +3867,7 @@ type VisibleResponse struct {
 
 func (x *VisibleResponse) Reset() {
 	*x = VisibleResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +3879,7 @@ func (x *VisibleResponse) String() string {
 func (*VisibleResponse) ProtoMessage() {}
 
 func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[61]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +3892,7 @@ func (x *VisibleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VisibleResponse.ProtoReflect.Descriptor instead.
 func (*VisibleResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{61}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *VisibleResponse) GetUserIds() []string {
@@ -3652,7 +3912,7 @@ type LastSeenRequest struct {
 
 func (x *LastSeenRequest) Reset() {
 	*x = LastSeenRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3924,7 @@ func (x *LastSeenRequest) String() string {
 func (*LastSeenRequest) ProtoMessage() {}
 
 func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[62]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3937,7 @@ func (x *LastSeenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenRequest.ProtoReflect.Descriptor instead.
 func (*LastSeenRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{62}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *LastSeenRequest) GetUserIds() []string {
@@ -3697,7 +3957,7 @@ type LastSeenResponse struct {
 
 func (x *LastSeenResponse) Reset() {
 	*x = LastSeenResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3969,7 @@ func (x *LastSeenResponse) String() string {
 func (*LastSeenResponse) ProtoMessage() {}
 
 func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[63]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3982,7 @@ func (x *LastSeenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeenResponse.ProtoReflect.Descriptor instead.
 func (*LastSeenResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{63}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LastSeenResponse) GetUsers() []*LastSeen {
@@ -3743,7 +4003,7 @@ type LastSeen struct {
 
 func (x *LastSeen) Reset() {
 	*x = LastSeen{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +4015,7 @@ func (x *LastSeen) String() string {
 func (*LastSeen) ProtoMessage() {}
 
 func (x *LastSeen) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[64]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +4028,7 @@ func (x *LastSeen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastSeen.ProtoReflect.Descriptor instead.
 func (*LastSeen) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{64}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *LastSeen) GetUserId() string {
@@ -3796,7 +4056,7 @@ type KeysRequest struct {
 
 func (x *KeysRequest) Reset() {
 	*x = KeysRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +4068,7 @@ func (x *KeysRequest) String() string {
 func (*KeysRequest) ProtoMessage() {}
 
 func (x *KeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[65]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +4081,7 @@ func (x *KeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysRequest.ProtoReflect.Descriptor instead.
 func (*KeysRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{65}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *KeysRequest) GetKeyId() string {
@@ -3841,7 +4101,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +4113,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[66]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +4126,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{66}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *KeysResponse) GetKeys() []*ApiKey {
@@ -3886,7 +4146,7 @@ type FanoutRequest struct {
 
 func (x *FanoutRequest) Reset() {
 	*x = FanoutRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4158,7 @@ func (x *FanoutRequest) String() string {
 func (*FanoutRequest) ProtoMessage() {}
 
 func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[67]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4171,7 @@ func (x *FanoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutRequest.ProtoReflect.Descriptor instead.
 func (*FanoutRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{67}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FanoutRequest) GetItems() []*FanoutItem {
@@ -3949,7 +4209,7 @@ type FanoutItem struct {
 
 func (x *FanoutItem) Reset() {
 	*x = FanoutItem{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3961,7 +4221,7 @@ func (x *FanoutItem) String() string {
 func (*FanoutItem) ProtoMessage() {}
 
 func (x *FanoutItem) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[68]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3974,7 +4234,7 @@ func (x *FanoutItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutItem.ProtoReflect.Descriptor instead.
 func (*FanoutItem) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{68}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FanoutItem) GetConversationId() string {
@@ -4091,7 +4351,7 @@ type FanoutResponse struct {
 
 func (x *FanoutResponse) Reset() {
 	*x = FanoutResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4103,7 +4363,7 @@ func (x *FanoutResponse) String() string {
 func (*FanoutResponse) ProtoMessage() {}
 
 func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[69]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4116,7 +4376,7 @@ func (x *FanoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutResponse.ProtoReflect.Descriptor instead.
 func (*FanoutResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{69}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
 }
 
 // DeliverRequest carries frames for sessions of one gateway, in order.
@@ -4131,7 +4391,7 @@ type DeliverRequest struct {
 
 func (x *DeliverRequest) Reset() {
 	*x = DeliverRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4403,7 @@ func (x *DeliverRequest) String() string {
 func (*DeliverRequest) ProtoMessage() {}
 
 func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[70]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4416,7 @@ func (x *DeliverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverRequest.ProtoReflect.Descriptor instead.
 func (*DeliverRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{70}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DeliverRequest) GetDeliveries() []*Delivery {
@@ -4186,7 +4446,7 @@ type LeaderProof struct {
 
 func (x *LeaderProof) Reset() {
 	*x = LeaderProof{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4198,7 +4458,7 @@ func (x *LeaderProof) String() string {
 func (*LeaderProof) ProtoMessage() {}
 
 func (x *LeaderProof) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[71]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4211,7 +4471,7 @@ func (x *LeaderProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderProof.ProtoReflect.Descriptor instead.
 func (*LeaderProof) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{71}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LeaderProof) GetElection() string {
@@ -4260,7 +4520,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4532,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[72]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4545,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{72}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Delivery) GetConversationId() string {
@@ -4386,7 +4646,7 @@ type Audience struct {
 
 func (x *Audience) Reset() {
 	*x = Audience{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4658,7 @@ func (x *Audience) String() string {
 func (*Audience) ProtoMessage() {}
 
 func (x *Audience) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[73]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4671,7 @@ func (x *Audience) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audience.ProtoReflect.Descriptor instead.
 func (*Audience) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{73}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Audience) GetMemberVersion() int64 {
@@ -4462,7 +4722,7 @@ type DeliverResponse struct {
 
 func (x *DeliverResponse) Reset() {
 	*x = DeliverResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4474,7 +4734,7 @@ func (x *DeliverResponse) String() string {
 func (*DeliverResponse) ProtoMessage() {}
 
 func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[74]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4487,7 +4747,7 @@ func (x *DeliverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliverResponse.ProtoReflect.Descriptor instead.
 func (*DeliverResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{74}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeliverResponse) GetNotHere() []string {
@@ -4522,7 +4782,7 @@ type KickRequest struct {
 
 func (x *KickRequest) Reset() {
 	*x = KickRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4794,7 @@ func (x *KickRequest) String() string {
 func (*KickRequest) ProtoMessage() {}
 
 func (x *KickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[75]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4807,7 @@ func (x *KickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickRequest.ProtoReflect.Descriptor instead.
 func (*KickRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{75}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *KickRequest) GetSessionIds() []string {
@@ -4595,7 +4855,7 @@ type KickResponse struct {
 
 func (x *KickResponse) Reset() {
 	*x = KickResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4867,7 @@ func (x *KickResponse) String() string {
 func (*KickResponse) ProtoMessage() {}
 
 func (x *KickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[76]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4880,7 @@ func (x *KickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KickResponse.ProtoReflect.Descriptor instead.
 func (*KickResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{76}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *KickResponse) GetEnded() int32 {
@@ -4640,7 +4900,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4652,7 +4912,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[77]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4665,7 +4925,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{77}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ProbeRequest) GetSessionIds() []string {
@@ -4685,7 +4945,7 @@ type ProbeResponse struct {
 
 func (x *ProbeResponse) Reset() {
 	*x = ProbeResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4697,7 +4957,7 @@ func (x *ProbeResponse) String() string {
 func (*ProbeResponse) ProtoMessage() {}
 
 func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[78]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4710,7 +4970,7 @@ func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{78}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ProbeResponse) GetAlive() []string {
@@ -4736,7 +4996,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4748,7 +5008,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[79]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4761,7 +5021,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{79}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *FollowRequest) GetLeader() *LeaderProof {
@@ -4811,7 +5071,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4823,7 +5083,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[80]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4836,7 +5096,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{80}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *FollowResponse) GetBootId() string {
@@ -4897,7 +5157,7 @@ type SessionChange struct {
 
 func (x *SessionChange) Reset() {
 	*x = SessionChange{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4909,7 +5169,7 @@ func (x *SessionChange) String() string {
 func (*SessionChange) ProtoMessage() {}
 
 func (x *SessionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[81]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4922,7 +5182,7 @@ func (x *SessionChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChange.ProtoReflect.Descriptor instead.
 func (*SessionChange) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{81}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SessionChange) GetWhat() isSessionChange_What {
@@ -5014,7 +5274,7 @@ type SessionBegan struct {
 
 func (x *SessionBegan) Reset() {
 	*x = SessionBegan{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5026,7 +5286,7 @@ func (x *SessionBegan) String() string {
 func (*SessionBegan) ProtoMessage() {}
 
 func (x *SessionBegan) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[82]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5039,7 +5299,7 @@ func (x *SessionBegan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionBegan.ProtoReflect.Descriptor instead.
 func (*SessionBegan) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{82}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SessionBegan) GetUserId() string {
@@ -5091,7 +5351,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5103,7 +5363,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[83]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5116,7 +5376,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{83}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SessionEnded) GetUserId() string {
@@ -5161,7 +5421,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5433,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[84]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5446,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{84}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ShowRequest) GetLeader() *LeaderProof {
@@ -5219,7 +5479,7 @@ type ShowResponse struct {
 
 func (x *ShowResponse) Reset() {
 	*x = ShowResponse{}
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5491,7 @@ func (x *ShowResponse) String() string {
 func (*ShowResponse) ProtoMessage() {}
 
 func (x *ShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_internal_v1_internal_proto_msgTypes[85]
+	mi := &file_imd_internal_v1_internal_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5504,7 @@ func (x *ShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowResponse.ProtoReflect.Descriptor instead.
 func (*ShowResponse) Descriptor() ([]byte, []int) {
-	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{85}
+	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{90}
 }
 
 var File_imd_internal_v1_internal_proto protoreflect.FileDescriptor
@@ -5439,7 +5699,21 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12&\n" +
 	"\x0fblocked_user_id\x18\x02 \x01(\tR\rblockedUserId\x12\x18\n" +
 	"\ablocked\x18\x03 \x01(\bR\ablocked\"\x12\n" +
-	"\x10SetBlockResponse\"_\n" +
+	"\x10SetBlockResponse\"m\n" +
+	"\x0eSetMuteRequest\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x19\n" +
+	"\buntil_ms\x18\x03 \x01(\x03R\auntilMs\"\x11\n" +
+	"\x0fSetMuteResponse\"q\n" +
+	"\fMutesRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x122\n" +
+	"\x15after_conversation_id\x18\x02 \x01(\tR\x13afterConversationId\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x05R\x05limit\"<\n" +
+	"\rMutesResponse\x12+\n" +
+	"\x05mutes\x18\x01 \x03(\v2\x15.imd.internal.v1.MuteR\x05mutes\"J\n" +
+	"\x04Mute\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x19\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"_\n" +
 	"\fAdmitRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x1b\n" +
@@ -5610,11 +5884,13 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\bSchedule\x12 .imd.internal.v1.ScheduleRequest\x1a!.imd.internal.v1.ScheduleResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x01\x18\x05\x90\x02\x02\x12m\n" +
 	"\rListScheduled\x12%.imd.internal.v1.ListScheduledRequest\x1a&.imd.internal.v1.ListScheduledResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x02\x18\x02\x90\x02\x01\x12s\n" +
 	"\x0fCancelScheduled\x12'.imd.internal.v1.CancelScheduledRequest\x1a(.imd.internal.v1.CancelScheduledResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12X\n" +
-	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xf9\a\n" +
+	"\x06Health\x12\x1e.imd.internal.v1.HealthRequest\x1a\x1f.imd.internal.v1.HealthResponse\"\r\x9a\x82\x19\x06\b\x01\x10\x04\x18\x06\x90\x02\x012\xad\t\n" +
 	"\x10DirectoryService\x12R\n" +
 	"\x04User\x12\x1c.imd.internal.v1.UserRequest\x1a\x1d.imd.internal.v1.UserResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12[\n" +
 	"\aSetUser\x12\x1f.imd.internal.v1.SetUserRequest\x1a .imd.internal.v1.SetUserResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12^\n" +
-	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
+	"\bSetBlock\x12 .imd.internal.v1.SetBlockRequest\x1a!.imd.internal.v1.SetBlockResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12[\n" +
+	"\aSetMute\x12\x1f.imd.internal.v1.SetMuteRequest\x1a .imd.internal.v1.SetMuteResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x03\x18\x05\x90\x02\x02\x12U\n" +
+	"\x05Mutes\x12\x1d.imd.internal.v1.MutesRequest\x1a\x1e.imd.internal.v1.MutesResponse\"\r\x9a\x82\x19\x06\b\x04\x10\x03\x18\x03\x90\x02\x01\x12U\n" +
 	"\x05Admit\x12\x1d.imd.internal.v1.AdmitRequest\x1a\x1e.imd.internal.v1.AdmitResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12a\n" +
 	"\tAdmitMany\x12!.imd.internal.v1.AdmitManyRequest\x1a\".imd.internal.v1.AdmitManyResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x06\x90\x02\x02\x12X\n" +
 	"\x06Revoke\x12\x1e.imd.internal.v1.RevokeRequest\x1a\x1f.imd.internal.v1.RevokeResponse\"\r\x9a\x82\x19\x06\b\x03\x10\x02\x18\x05\x90\x02\x02\x12U\n" +
@@ -5644,7 +5920,7 @@ func file_imd_internal_v1_internal_proto_rawDescGZIP() []byte {
 	return file_imd_internal_v1_internal_proto_rawDescData
 }
 
-var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
+var file_imd_internal_v1_internal_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SubmitRequest)(nil),           // 0: imd.internal.v1.SubmitRequest
 	(*Run)(nil),                     // 1: imd.internal.v1.Run
@@ -5694,68 +5970,73 @@ var file_imd_internal_v1_internal_proto_goTypes = []any{
 	(*SetUserResponse)(nil),         // 45: imd.internal.v1.SetUserResponse
 	(*SetBlockRequest)(nil),         // 46: imd.internal.v1.SetBlockRequest
 	(*SetBlockResponse)(nil),        // 47: imd.internal.v1.SetBlockResponse
-	(*AdmitRequest)(nil),            // 48: imd.internal.v1.AdmitRequest
-	(*AdmitResponse)(nil),           // 49: imd.internal.v1.AdmitResponse
-	(*AdmitManyRequest)(nil),        // 50: imd.internal.v1.AdmitManyRequest
-	(*AdmitManyResponse)(nil),       // 51: imd.internal.v1.AdmitManyResponse
-	(*AdmitAnswer)(nil),             // 52: imd.internal.v1.AdmitAnswer
-	(*RevokeRequest)(nil),           // 53: imd.internal.v1.RevokeRequest
-	(*RevokeResponse)(nil),          // 54: imd.internal.v1.RevokeResponse
-	(*ProveRequest)(nil),            // 55: imd.internal.v1.ProveRequest
-	(*ProveResponse)(nil),           // 56: imd.internal.v1.ProveResponse
-	(*ApiKey)(nil),                  // 57: imd.internal.v1.ApiKey
-	(*PutKeyRequest)(nil),           // 58: imd.internal.v1.PutKeyRequest
-	(*PutKeyResponse)(nil),          // 59: imd.internal.v1.PutKeyResponse
-	(*VisibleRequest)(nil),          // 60: imd.internal.v1.VisibleRequest
-	(*VisibleResponse)(nil),         // 61: imd.internal.v1.VisibleResponse
-	(*LastSeenRequest)(nil),         // 62: imd.internal.v1.LastSeenRequest
-	(*LastSeenResponse)(nil),        // 63: imd.internal.v1.LastSeenResponse
-	(*LastSeen)(nil),                // 64: imd.internal.v1.LastSeen
-	(*KeysRequest)(nil),             // 65: imd.internal.v1.KeysRequest
-	(*KeysResponse)(nil),            // 66: imd.internal.v1.KeysResponse
-	(*FanoutRequest)(nil),           // 67: imd.internal.v1.FanoutRequest
-	(*FanoutItem)(nil),              // 68: imd.internal.v1.FanoutItem
-	(*FanoutResponse)(nil),          // 69: imd.internal.v1.FanoutResponse
-	(*DeliverRequest)(nil),          // 70: imd.internal.v1.DeliverRequest
-	(*LeaderProof)(nil),             // 71: imd.internal.v1.LeaderProof
-	(*Delivery)(nil),                // 72: imd.internal.v1.Delivery
-	(*Audience)(nil),                // 73: imd.internal.v1.Audience
-	(*DeliverResponse)(nil),         // 74: imd.internal.v1.DeliverResponse
-	(*KickRequest)(nil),             // 75: imd.internal.v1.KickRequest
-	(*KickResponse)(nil),            // 76: imd.internal.v1.KickResponse
-	(*ProbeRequest)(nil),            // 77: imd.internal.v1.ProbeRequest
-	(*ProbeResponse)(nil),           // 78: imd.internal.v1.ProbeResponse
-	(*FollowRequest)(nil),           // 79: imd.internal.v1.FollowRequest
-	(*FollowResponse)(nil),          // 80: imd.internal.v1.FollowResponse
-	(*SessionChange)(nil),           // 81: imd.internal.v1.SessionChange
-	(*SessionBegan)(nil),            // 82: imd.internal.v1.SessionBegan
-	(*SessionEnded)(nil),            // 83: imd.internal.v1.SessionEnded
-	(*ShowRequest)(nil),             // 84: imd.internal.v1.ShowRequest
-	(*ShowResponse)(nil),            // 85: imd.internal.v1.ShowResponse
-	(clientv1.EntryKind)(0),         // 86: imd.client.v1.EntryKind
-	(*clientv1.Content)(nil),        // 87: imd.client.v1.Content
-	(*clientv1.SendAck)(nil),        // 88: imd.client.v1.SendAck
-	(clientv1.Role)(0),              // 89: imd.client.v1.Role
-	(*clientv1.Receipt)(nil),        // 90: imd.client.v1.Receipt
-	(*clientv1.Error)(nil),          // 91: imd.client.v1.Error
-	(*clientv1.Cursor)(nil),         // 92: imd.client.v1.Cursor
-	(*clientv1.SyncResult)(nil),     // 93: imd.client.v1.SyncResult
-	(*clientv1.History)(nil),        // 94: imd.client.v1.History
-	(*clientv1.HistoryResult)(nil),  // 95: imd.client.v1.HistoryResult
-	(clientv1.ConversationKind)(0),  // 96: imd.client.v1.ConversationKind
-	(*imdv1.ScheduledMessage)(nil),  // 97: imd.v1.ScheduledMessage
-	(*clientv1.Entry)(nil),          // 98: imd.client.v1.Entry
-	(*clientv1.Head)(nil),           // 99: imd.client.v1.Head
-	(*clientv1.UserPresence)(nil),   // 100: imd.client.v1.UserPresence
+	(*SetMuteRequest)(nil),          // 48: imd.internal.v1.SetMuteRequest
+	(*SetMuteResponse)(nil),         // 49: imd.internal.v1.SetMuteResponse
+	(*MutesRequest)(nil),            // 50: imd.internal.v1.MutesRequest
+	(*MutesResponse)(nil),           // 51: imd.internal.v1.MutesResponse
+	(*Mute)(nil),                    // 52: imd.internal.v1.Mute
+	(*AdmitRequest)(nil),            // 53: imd.internal.v1.AdmitRequest
+	(*AdmitResponse)(nil),           // 54: imd.internal.v1.AdmitResponse
+	(*AdmitManyRequest)(nil),        // 55: imd.internal.v1.AdmitManyRequest
+	(*AdmitManyResponse)(nil),       // 56: imd.internal.v1.AdmitManyResponse
+	(*AdmitAnswer)(nil),             // 57: imd.internal.v1.AdmitAnswer
+	(*RevokeRequest)(nil),           // 58: imd.internal.v1.RevokeRequest
+	(*RevokeResponse)(nil),          // 59: imd.internal.v1.RevokeResponse
+	(*ProveRequest)(nil),            // 60: imd.internal.v1.ProveRequest
+	(*ProveResponse)(nil),           // 61: imd.internal.v1.ProveResponse
+	(*ApiKey)(nil),                  // 62: imd.internal.v1.ApiKey
+	(*PutKeyRequest)(nil),           // 63: imd.internal.v1.PutKeyRequest
+	(*PutKeyResponse)(nil),          // 64: imd.internal.v1.PutKeyResponse
+	(*VisibleRequest)(nil),          // 65: imd.internal.v1.VisibleRequest
+	(*VisibleResponse)(nil),         // 66: imd.internal.v1.VisibleResponse
+	(*LastSeenRequest)(nil),         // 67: imd.internal.v1.LastSeenRequest
+	(*LastSeenResponse)(nil),        // 68: imd.internal.v1.LastSeenResponse
+	(*LastSeen)(nil),                // 69: imd.internal.v1.LastSeen
+	(*KeysRequest)(nil),             // 70: imd.internal.v1.KeysRequest
+	(*KeysResponse)(nil),            // 71: imd.internal.v1.KeysResponse
+	(*FanoutRequest)(nil),           // 72: imd.internal.v1.FanoutRequest
+	(*FanoutItem)(nil),              // 73: imd.internal.v1.FanoutItem
+	(*FanoutResponse)(nil),          // 74: imd.internal.v1.FanoutResponse
+	(*DeliverRequest)(nil),          // 75: imd.internal.v1.DeliverRequest
+	(*LeaderProof)(nil),             // 76: imd.internal.v1.LeaderProof
+	(*Delivery)(nil),                // 77: imd.internal.v1.Delivery
+	(*Audience)(nil),                // 78: imd.internal.v1.Audience
+	(*DeliverResponse)(nil),         // 79: imd.internal.v1.DeliverResponse
+	(*KickRequest)(nil),             // 80: imd.internal.v1.KickRequest
+	(*KickResponse)(nil),            // 81: imd.internal.v1.KickResponse
+	(*ProbeRequest)(nil),            // 82: imd.internal.v1.ProbeRequest
+	(*ProbeResponse)(nil),           // 83: imd.internal.v1.ProbeResponse
+	(*FollowRequest)(nil),           // 84: imd.internal.v1.FollowRequest
+	(*FollowResponse)(nil),          // 85: imd.internal.v1.FollowResponse
+	(*SessionChange)(nil),           // 86: imd.internal.v1.SessionChange
+	(*SessionBegan)(nil),            // 87: imd.internal.v1.SessionBegan
+	(*SessionEnded)(nil),            // 88: imd.internal.v1.SessionEnded
+	(*ShowRequest)(nil),             // 89: imd.internal.v1.ShowRequest
+	(*ShowResponse)(nil),            // 90: imd.internal.v1.ShowResponse
+	(clientv1.EntryKind)(0),         // 91: imd.client.v1.EntryKind
+	(*clientv1.Content)(nil),        // 92: imd.client.v1.Content
+	(*clientv1.SendAck)(nil),        // 93: imd.client.v1.SendAck
+	(clientv1.Role)(0),              // 94: imd.client.v1.Role
+	(*clientv1.Receipt)(nil),        // 95: imd.client.v1.Receipt
+	(*clientv1.Error)(nil),          // 96: imd.client.v1.Error
+	(*clientv1.Cursor)(nil),         // 97: imd.client.v1.Cursor
+	(*clientv1.SyncResult)(nil),     // 98: imd.client.v1.SyncResult
+	(*clientv1.History)(nil),        // 99: imd.client.v1.History
+	(*clientv1.HistoryResult)(nil),  // 100: imd.client.v1.HistoryResult
+	(clientv1.ConversationKind)(0),  // 101: imd.client.v1.ConversationKind
+	(*imdv1.ScheduledMessage)(nil),  // 102: imd.v1.ScheduledMessage
+	(*clientv1.Entry)(nil),          // 103: imd.client.v1.Entry
+	(*clientv1.Head)(nil),           // 104: imd.client.v1.Head
+	(*clientv1.UserPresence)(nil),   // 105: imd.client.v1.UserPresence
 }
 var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	1,   // 0: imd.internal.v1.SubmitRequest.runs:type_name -> imd.internal.v1.Run
 	3,   // 1: imd.internal.v1.Run.sends:type_name -> imd.internal.v1.RunSend
 	2,   // 2: imd.internal.v1.Run.proof:type_name -> imd.internal.v1.SessionProof
-	86,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
-	87,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
+	91,  // 3: imd.internal.v1.RunSend.kind:type_name -> imd.client.v1.EntryKind
+	92,  // 4: imd.internal.v1.RunSend.content:type_name -> imd.client.v1.Content
 	5,   // 5: imd.internal.v1.SubmitResponse.runs:type_name -> imd.internal.v1.RunResult
-	88,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
+	93,  // 6: imd.internal.v1.RunResult.acks:type_name -> imd.client.v1.SendAck
 	7,   // 7: imd.internal.v1.ChangeRequest.create:type_name -> imd.internal.v1.CreateGroup
 	8,   // 8: imd.internal.v1.ChangeRequest.rename:type_name -> imd.internal.v1.Rename
 	9,   // 9: imd.internal.v1.ChangeRequest.close:type_name -> imd.internal.v1.CloseGroup
@@ -5763,116 +6044,121 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	11,  // 11: imd.internal.v1.ChangeRequest.remove_members:type_name -> imd.internal.v1.RemoveMembers
 	12,  // 12: imd.internal.v1.ChangeRequest.set_role:type_name -> imd.internal.v1.SetRole
 	13,  // 13: imd.internal.v1.ChangeRequest.leave:type_name -> imd.internal.v1.Leave
-	89,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
+	94,  // 14: imd.internal.v1.SetRole.role:type_name -> imd.client.v1.Role
 	16,  // 15: imd.internal.v1.MarkRequest.marks:type_name -> imd.internal.v1.Mark
 	18,  // 16: imd.internal.v1.MarkResponse.results:type_name -> imd.internal.v1.MarkResult
-	90,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
-	91,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
-	92,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
-	93,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
+	95,  // 17: imd.internal.v1.MarkResult.receipt:type_name -> imd.client.v1.Receipt
+	96,  // 18: imd.internal.v1.MarkResult.error:type_name -> imd.client.v1.Error
+	97,  // 19: imd.internal.v1.SyncRequest.cursors:type_name -> imd.client.v1.Cursor
+	98,  // 20: imd.internal.v1.SyncResponse.result:type_name -> imd.client.v1.SyncResult
 	19,  // 21: imd.internal.v1.SyncManyRequest.requests:type_name -> imd.internal.v1.SyncRequest
 	23,  // 22: imd.internal.v1.SyncManyResponse.answers:type_name -> imd.internal.v1.SyncAnswer
-	93,  // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
-	91,  // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
-	94,  // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
-	95,  // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
+	98,  // 23: imd.internal.v1.SyncAnswer.result:type_name -> imd.client.v1.SyncResult
+	96,  // 24: imd.internal.v1.SyncAnswer.error:type_name -> imd.client.v1.Error
+	99,  // 25: imd.internal.v1.HistoryRequest.history:type_name -> imd.client.v1.History
+	100, // 26: imd.internal.v1.HistoryResponse.result:type_name -> imd.client.v1.HistoryResult
 	28,  // 27: imd.internal.v1.MembersResponse.members:type_name -> imd.internal.v1.Member
-	96,  // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
-	89,  // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
+	101, // 28: imd.internal.v1.MembersResponse.kind:type_name -> imd.client.v1.ConversationKind
+	94,  // 29: imd.internal.v1.Member.role:type_name -> imd.client.v1.Role
 	31,  // 30: imd.internal.v1.HeadsResponse.heads:type_name -> imd.internal.v1.UserHead
-	87,  // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
-	97,  // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	97,  // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	97,  // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
-	48,  // 35: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
-	52,  // 36: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
-	49,  // 37: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
-	91,  // 38: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
-	2,   // 39: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
-	2,   // 40: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
-	57,  // 41: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
-	64,  // 42: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
-	57,  // 43: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
-	68,  // 44: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
-	98,  // 45: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
-	90,  // 46: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
-	99,  // 47: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
-	72,  // 48: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
-	71,  // 49: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	72,  // 50: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
-	73,  // 51: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
-	71,  // 52: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	71,  // 53: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	81,  // 54: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
-	82,  // 55: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
-	83,  // 56: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
-	71,  // 57: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
-	100, // 58: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
-	0,   // 59: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,   // 60: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15,  // 61: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19,  // 62: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21,  // 63: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
-	24,  // 64: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	26,  // 65: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	29,  // 66: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	32,  // 67: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	34,  // 68: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
-	36,  // 69: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
-	38,  // 70: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
-	40,  // 71: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	42,  // 72: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	44,  // 73: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	46,  // 74: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	48,  // 75: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	50,  // 76: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
-	53,  // 77: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	55,  // 78: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	58,  // 79: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	60,  // 80: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	62,  // 81: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	65,  // 82: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	67,  // 83: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	70,  // 84: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	75,  // 85: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	77,  // 86: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	79,  // 87: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	84,  // 88: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	4,   // 89: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14,  // 90: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17,  // 91: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20,  // 92: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22,  // 93: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
-	25,  // 94: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	27,  // 95: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	30,  // 96: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	33,  // 97: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	35,  // 98: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
-	37,  // 99: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
-	39,  // 100: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
-	41,  // 101: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	43,  // 102: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	45,  // 103: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	47,  // 104: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	49,  // 105: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	51,  // 106: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
-	54,  // 107: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	56,  // 108: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	59,  // 109: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	61,  // 110: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	63,  // 111: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	66,  // 112: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	69,  // 113: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	74,  // 114: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	76,  // 115: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	78,  // 116: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	80,  // 117: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	85,  // 118: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	89,  // [89:119] is the sub-list for method output_type
-	59,  // [59:89] is the sub-list for method input_type
-	59,  // [59:59] is the sub-list for extension type_name
-	59,  // [59:59] is the sub-list for extension extendee
-	0,   // [0:59] is the sub-list for field type_name
+	92,  // 31: imd.internal.v1.ScheduleRequest.content:type_name -> imd.client.v1.Content
+	102, // 32: imd.internal.v1.ScheduleResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	102, // 33: imd.internal.v1.ListScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	102, // 34: imd.internal.v1.CancelScheduledResponse.scheduled:type_name -> imd.v1.ScheduledMessage
+	52,  // 35: imd.internal.v1.MutesResponse.mutes:type_name -> imd.internal.v1.Mute
+	53,  // 36: imd.internal.v1.AdmitManyRequest.requests:type_name -> imd.internal.v1.AdmitRequest
+	57,  // 37: imd.internal.v1.AdmitManyResponse.answers:type_name -> imd.internal.v1.AdmitAnswer
+	54,  // 38: imd.internal.v1.AdmitAnswer.response:type_name -> imd.internal.v1.AdmitResponse
+	96,  // 39: imd.internal.v1.AdmitAnswer.error:type_name -> imd.client.v1.Error
+	2,   // 40: imd.internal.v1.ProveRequest.session:type_name -> imd.internal.v1.SessionProof
+	2,   // 41: imd.internal.v1.ProveRequest.replaced:type_name -> imd.internal.v1.SessionProof
+	62,  // 42: imd.internal.v1.PutKeyRequest.key:type_name -> imd.internal.v1.ApiKey
+	69,  // 43: imd.internal.v1.LastSeenResponse.users:type_name -> imd.internal.v1.LastSeen
+	62,  // 44: imd.internal.v1.KeysResponse.keys:type_name -> imd.internal.v1.ApiKey
+	73,  // 45: imd.internal.v1.FanoutRequest.items:type_name -> imd.internal.v1.FanoutItem
+	103, // 46: imd.internal.v1.FanoutItem.entry:type_name -> imd.client.v1.Entry
+	95,  // 47: imd.internal.v1.FanoutItem.receipt:type_name -> imd.client.v1.Receipt
+	104, // 48: imd.internal.v1.FanoutItem.head:type_name -> imd.client.v1.Head
+	77,  // 49: imd.internal.v1.DeliverRequest.deliveries:type_name -> imd.internal.v1.Delivery
+	76,  // 50: imd.internal.v1.DeliverRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	77,  // 51: imd.internal.v1.Delivery.following:type_name -> imd.internal.v1.Delivery
+	78,  // 52: imd.internal.v1.Delivery.audience:type_name -> imd.internal.v1.Audience
+	76,  // 53: imd.internal.v1.KickRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	76,  // 54: imd.internal.v1.FollowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	86,  // 55: imd.internal.v1.FollowResponse.changes:type_name -> imd.internal.v1.SessionChange
+	87,  // 56: imd.internal.v1.SessionChange.began:type_name -> imd.internal.v1.SessionBegan
+	88,  // 57: imd.internal.v1.SessionChange.ended:type_name -> imd.internal.v1.SessionEnded
+	76,  // 58: imd.internal.v1.ShowRequest.leader:type_name -> imd.internal.v1.LeaderProof
+	105, // 59: imd.internal.v1.ShowRequest.users:type_name -> imd.client.v1.UserPresence
+	0,   // 60: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 61: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 62: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 63: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 64: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24,  // 65: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26,  // 66: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29,  // 67: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32,  // 68: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34,  // 69: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	36,  // 70: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	38,  // 71: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	40,  // 72: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	42,  // 73: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	44,  // 74: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	46,  // 75: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	48,  // 76: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
+	50,  // 77: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
+	53,  // 78: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	55,  // 79: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	58,  // 80: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	60,  // 81: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	63,  // 82: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	65,  // 83: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	67,  // 84: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	70,  // 85: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	72,  // 86: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	75,  // 87: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	80,  // 88: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	82,  // 89: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	84,  // 90: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	89,  // 91: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	4,   // 92: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 93: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 94: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 95: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 96: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25,  // 97: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27,  // 98: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30,  // 99: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33,  // 100: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35,  // 101: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	37,  // 102: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	39,  // 103: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	41,  // 104: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	43,  // 105: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	45,  // 106: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	47,  // 107: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	49,  // 108: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
+	51,  // 109: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
+	54,  // 110: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	56,  // 111: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	59,  // 112: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	61,  // 113: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	64,  // 114: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	66,  // 115: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	68,  // 116: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	71,  // 117: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	74,  // 118: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	79,  // 119: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	81,  // 120: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	83,  // 121: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	85,  // 122: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	90,  // 123: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	92,  // [92:124] is the sub-list for method output_type
+	60,  // [60:92] is the sub-list for method input_type
+	60,  // [60:60] is the sub-list for extension type_name
+	60,  // [60:60] is the sub-list for extension extendee
+	0,   // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }
@@ -5890,12 +6176,12 @@ func file_imd_internal_v1_internal_proto_init() {
 		(*ChangeRequest_SetRole)(nil),
 		(*ChangeRequest_Leave)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[68].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[73].OneofWrappers = []any{
 		(*FanoutItem_Entry)(nil),
 		(*FanoutItem_Receipt)(nil),
 		(*FanoutItem_Head)(nil),
 	}
-	file_imd_internal_v1_internal_proto_msgTypes[81].OneofWrappers = []any{
+	file_imd_internal_v1_internal_proto_msgTypes[86].OneofWrappers = []any{
 		(*SessionChange_Began)(nil),
 		(*SessionChange_Ended)(nil),
 		(*SessionChange_Watch)(nil),
@@ -5907,7 +6193,7 @@ func file_imd_internal_v1_internal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_internal_v1_internal_proto_rawDesc), len(file_imd_internal_v1_internal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   86,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
