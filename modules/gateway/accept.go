@@ -18,7 +18,8 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// drainRetry is when a client that was refused for a drain should come back.
+// drainRetry is when a client that was refused for a drain, or for want of room
+// on this node, should come back.
 const drainRetry = 2 * time.Second
 
 // denial is why an upgrade was refused.
@@ -87,6 +88,9 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	}
 	if g.draining.Load() {
 		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "the node stops", drainRetry, "draining"}
+	}
+	if g.short.Load() {
+		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "the node is short of memory", drainRetry, "no_memory"}
 	}
 	enc, ok := protocol.Select(offered(r.Header))
 	if !ok {

@@ -29,6 +29,9 @@ type Config struct {
 	// MaxConnections is how many sockets are held at most; 0 = as many as the
 	// process may open files, but for a few.
 	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 0 to 10000000; 0, the default, means as many as the process may open files, less 100."`
+	// MemoryLimit is what the process may take, in bytes; 0 = what its control
+	// group may.
+	MemoryLimit int `mapstructure:"memory_limit" doc:"Memory the process may take, in bytes: near it newcomers are refused, then the slowest connections closed. 0 to 1099511627776; 0, the default, means the limit of its control group, or none."`
 	// MaxUnauthenticated and MaxUnauthenticatedAddress bound sockets before
 	// their hello was accepted.
 	MaxUnauthenticated        int `mapstructure:"max_unauthenticated" doc:"Connections that have not authenticated yet, in all; more get 503. 1 to 1000000, default 4000."`
@@ -162,6 +165,7 @@ func (c Config) Validate() error {
 		p.add("trusted_proxies", "%v", err)
 	}
 	p.number("max_connections", c.MaxConnections, 0, 10_000_000)
+	p.number("memory_limit", c.MemoryLimit, 0, 1<<40)
 	p.number("max_unauthenticated", c.MaxUnauthenticated, 1, 1_000_000)
 	p.number("max_unauthenticated_address", c.MaxUnauthenticatedAddress, 1, 1_000_000)
 	p.duration("hello_timeout", c.HelloTimeout, 100*time.Millisecond, 30*time.Second)

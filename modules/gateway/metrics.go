@@ -111,6 +111,8 @@ type metrics struct {
 	connections prometheus.Gauge
 	parked      prometheus.Gauge
 	tidied      prometheus.Counter
+	memory      prometheus.Gauge
+	shed        prometheus.Counter
 	handshakes  *prometheus.CounterVec // label: result
 	in, out     [kinds]prometheus.Counter
 	closed      *prometheus.CounterVec // label: reason
@@ -157,7 +159,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Client connections open on this node now, authenticated or not."}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connections_parked",
 			Help: "Of the connections, those that are quiet and have no goroutine."}),
-		tidied:       counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
+		tidied: counter("memory_returned_total", "Times that memory was given back to the system because most connections were quiet."),
+		memory: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "memory_used_ratio",
+			Help: "Memory of the process as a part of its limit: newcomers are refused from 0.85 on; 0 = there is no limit."}),
+		shed:         counter("memory_shed_total", "Connections closed because much waited for them and the memory limit was near."),
 		handshakes:   vec("handshakes_total", "Connections asked for, by what became of them.", "result"),
 		closed:       vec("sessions_closed_total", "Connections ended, by reason.", "reason"),
 		pullMode:     vec("pull_mode_total", "Switches of connections into and out of pull mode.", "change"),
@@ -208,7 +213,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
 	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
-	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+	reg.MustRegister(m.connections, m.parked, m.tidied, m.memory, m.shed, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }
