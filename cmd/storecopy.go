@@ -82,8 +82,8 @@ func newStoreCopy(a *app) *cobra.Command {
 		Use:   "copy",
 		Short: "Copy a whole message store into an empty one",
 		Long: `Copy moves the messages of a laptop or a small site into Postgres: users, blocks,
-revocations, API keys, conversations, members, positions and every entry, with
-their ids, numbers and keys. The data_epoch goes along, so that clients go on where
+revocations, API keys, conversations, members, positions, when users were last
+seen, and every entry, with their ids, numbers and keys. The data_epoch goes along, so that clients go on where
 they were. No node may run on either store. The schema of a Postgres must be there:
 imd migrate up.
 

@@ -202,7 +202,7 @@ func newWebhookDead(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "dead RECEIVER",
 		Short:   "List the events that were given up for a receiver",
-		Long:    "Dead lists events that a receiver refused, or failed at too often, by cursor. imd webhook replay --dead tells them once more.",
+		Long:    "Dead lists events that a receiver refused, or failed at too often, by cursor. imd webhook replay --dead tells them once more.\n\nExit status: 3 if nobody knows the receiver.",
 		Example: "  imd webhook dead shop\n  imd webhook dead shop --after 1234 -o json",
 		Args:    cobra.ExactArgs(1),
 	}

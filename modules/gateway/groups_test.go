@@ -246,3 +246,37 @@ func TestTheHubRemembersItsNews(t *testing.T) {
 		t.Error("too much has happened to be remembered")
 	}
 }
+
+// What goes to a few does not wait behind what goes to a large group, nor one group
+// behind another shard's sessions; and a shard that is behind is seen to be.
+func TestLargeGroupsHoldUpNobody(t *testing.T) {
+	w, _ := beginGroup(t)
+	alice, bob := w.session(t, protocol.Proto, "alice", "d"), w.session(t, protocol.Proto, "bob", "d")
+	w.deliver(t, toGroup(1, version(1)))
+	gets(t, alice, 1)
+	gets(t, bob, 1)
+	slow := w.g.hub.of("alice")[0]
+	slow.mu.Lock() // whoever delivers to it stands still
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		w.deliver(t, toGroup(2, version(1)))
+	}()
+	shard := w.g.engine.shards[w.g.engine.of(slow)]
+	eventually(t, "the shard is behind", func() bool {
+		late, _ := shard.late(time.Now().Add(time.Minute))
+		return late > time.Minute
+	})
+	direct := toGroup(7, nil)
+	direct.ConversationId, direct.SessionIds = "d_1", []string{string(w.g.hub.of("bob")[0].id)}
+	w.deliver(t, direct)
+	bob.Take("the direct message", func(f *clientv1.ServerFrame) bool { return f.GetDeliver() != nil && textOf(f) == "7" })
+	slow.mu.Mutex.Unlock()
+	<-served
+	slow.q.flush()
+	gets(t, alice, 2)
+	eventually(t, "the shard is idle", func() bool {
+		late, spent := shard.late(time.Now())
+		return late == 0 && spent > 0
+	})
+}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/testenv"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -355,6 +356,9 @@ func TestTyping(t *testing.T) {
 			t.Errorf("ann's other device hears %v", f)
 		}
 		eventually(t, "one is limited", func() bool { return testutil.ToFloat64(w.g.m.typing.WithLabelValues("limited")) == 1 })
+		ann.MustSend(testenv.To("g_1", "what was typed"))
+		ann.Write(typingFrame("g_1"))
+		bob.Take("typing after a message", isTyping)
 	})
 }
 

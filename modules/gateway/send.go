@@ -34,6 +34,7 @@ func (s *session) send(now time.Time, id uint32, m *clientv1.Send, passed bool, 
 	if verdict == nil {
 		hash := protocol.BodyHash(it.Send.Kind, 0, m.Content)
 		it.Send.BodyHash = hash[:]
+		s.g.typing.sent(conv, s.user)
 	} else if verdict.Reason == "rate_limited" {
 		s.g.m.limited.WithLabelValues("send").Inc()
 	}

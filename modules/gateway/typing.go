@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -35,6 +36,7 @@ var typingRate = rate.Limit{PerSecond: 5, Burst: 10}
 type typing struct {
 	g *Gateway
 
+	some  atomic.Bool // convs is not empty
 	mu    sync.Mutex
 	convs map[string]*typingIn
 }
@@ -89,6 +91,7 @@ func (t *typing) take(now time.Time, conv string, user im.UserID) bool {
 		}
 		c = &typingIn{last: map[im.UserID]time.Time{}}
 		t.convs[conv] = c
+		t.some.Store(true)
 	}
 	c.newest = now
 	if now.Sub(c.last[user]) < typingPause {
@@ -101,6 +104,19 @@ func (t *typing) take(now time.Time, conv string, user im.UserID) bool {
 	return true
 }
 
+// sent notes that the user has sent what it typed: what it types next is passed on
+// at once, as far as the conversation's rate allows.
+func (t *typing) sent(conv string, user im.UserID) {
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.convs[conv]; c != nil {
+		delete(c.last, user)
+	}
+}
+
 // forget drops conversations in which nobody has typed for a while.
 func (t *typing) forget(now time.Time) {
 	t.mu.Lock()
@@ -110,6 +126,7 @@ func (t *typing) forget(now time.Time) {
 			delete(t.convs, id)
 		}
 	}
+	t.some.Store(len(t.convs) > 0)
 }
 
 // pass tells the others of a conversation that a user types. Errors: not_member,

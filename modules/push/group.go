@@ -37,7 +37,7 @@ func (p *Push) gateways() (nodes []im.NodeID) {
 func (p *Push) handToGroup(ctx context.Context, items []*v1.FanoutItem, to target) {
 	change := changeOf(items[0])
 	if last := items[len(items)-1]; seqOf(last) > 0 && !change.Change {
-		pulled, h := p.pulls.note(time.Now(), p.tuned.Get().pull, hint{items[0].ConversationId, seqOf(last), items[0].MemberVersion}, to.members, len(items))
+		pulled, h := p.pulls.note(time.Now(), p.tuned.Get().pull, hint{items[0].ConversationId, seqOf(last), items[0].MemberVersion}, to, len(items))
 		if h != nil {
 			p.tell(ctx, *h)
 		}

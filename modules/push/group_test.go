@@ -103,7 +103,8 @@ func TestLargeGroupsHoldUpNobody(t *testing.T) {
 // one about the newest entry; changes of the membership go to everyone as always.
 func TestABusyLargeGroupIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := thousands(6000)
+		w := thousands(60_000)
+		w.audience = 3000 // and as many on the other gateway
 		began := time.Now()
 		var hints []time.Duration
 		w.onDeliver = func(node im.NodeID, d *v1.Delivery) {
@@ -168,9 +169,15 @@ func TestAGroupGrowsIntoPulling(t *testing.T) {
 // A stopping node does not keep hints for itself.
 func TestADrainingNodeHintsAtOnce(t *testing.T) {
 	ps := newPulls()
-	now, tune := time.Now(), pullTuning{members: 10, interval: time.Hour}
-	ps.note(now, tune, hint{"g", 1, 1}, 100, 1)
-	if pulled, at := ps.note(now.Add(time.Second), tune, hint{"g", 2, 1}, 100, 1); !pulled || at != nil {
+	now, tune, to := time.Now(), pullTuning{sessions: 10, interval: time.Hour}, target{members: 100, nodes: []im.NodeID{"a", "b"}}
+	if pulled, _ := ps.note(now, tune, hint{"g", 1, 1}, to, 1); pulled {
+		t.Error("a group of which nobody is known to be here is read")
+	}
+	ps.heard("g", "a", 6)
+	ps.heard("g", "b", 6)
+	ps.heard("g", "gone", 100)
+	ps.note(now, tune, hint{"g", 1, 1}, to, 1)
+	if pulled, at := ps.note(now.Add(time.Second), tune, hint{"g", 2, 1}, to, 1); !pulled || at != nil {
 		t.Error("the second hint does not wait")
 	}
 	if list, next := ps.due(now.Add(time.Minute)); len(list) != 0 || !next.Equal(now.Add(time.Hour)) {
@@ -196,14 +203,14 @@ func entryAt(conv string, seq, version int64) *v1.FanoutItem {
 // The groups that are watched are bounded.
 func TestPullsAreBounded(t *testing.T) {
 	ps := newPulls()
-	now, tune := time.Now(), pullTuning{members: 10, load: 1e9, interval: time.Second}
+	now, tune := time.Now(), pullTuning{sessions: 10, load: 1e9, interval: time.Second}
 	for i := range 2 * maxPulls {
-		ps.note(now, tune, hint{fmt.Sprint(i), 1, 1}, 100, 1)
+		ps.note(now, tune, hint{fmt.Sprint(i), 1, 1}, target{members: 100}, 1)
 	}
 	if len(ps.byConv) != maxPulls {
 		t.Errorf("%d groups are watched", len(ps.byConv))
 	}
-	ps.note(now.Add(2*pullIdle), tune, hint{"new", 1, 1}, 100, 1)
+	ps.note(now.Add(2*pullIdle), tune, hint{"new", 1, 1}, target{members: 100}, 1)
 	if len(ps.byConv) != 1 {
 		t.Errorf("%d groups are watched, want the new one", len(ps.byConv))
 	}

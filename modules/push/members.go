@@ -56,7 +56,7 @@ func newMemberCache(state stateClient, m *metrics) *memberCache {
 // at returns a list that has reached version. Of a group with more than large
 // members it returns only that; 0 = of none.
 func (c *memberCache) at(ctx context.Context, conv string, version int64, large int) (*memberList, error) {
-	if l := c.get(conv); l != nil && (l.large > 0 && l.large > large && large > 0 && time.Now().Before(l.until) || l.large == 0 && l.version >= version) {
+	if l := c.get(conv); l != nil && l.serves(version, large) {
 		return l, nil
 	}
 	l, err := c.load(ctx, conv, large)
@@ -65,6 +65,14 @@ func (c *memberCache) at(ctx context.Context, conv string, version int64, large 
 	}
 	c.put(conv, l)
 	return l, nil
+}
+
+// serves reports whether the list is good for an item.
+func (l *memberList) serves(version int64, large int) bool {
+	if l.large > 0 {
+		return large > 0 && l.large > large && time.Now().Before(l.until)
+	}
+	return l.version >= version && (large == 0 || len(l.users) <= large)
 }
 
 // grew notes that a large group has so many more members.

@@ -5,6 +5,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/imdhq/imd/pkg/im"
 )
 
 const (
@@ -29,6 +31,7 @@ type pull struct {
 	weight  float64 // of the messages, halved and halved again with time
 	at      time.Time
 	pulling bool
+	online  map[im.NodeID]int // sessions of its members, as the gateways last told
 	every   time.Duration
 	next    time.Time // before it no further hint goes
 	waits   *hint     // goes at next
@@ -36,12 +39,12 @@ type pull struct {
 
 // note takes n messages; pulled = they are to be read. now is a hint that goes at
 // once.
-func (p *pull) note(now time.Time, t pullTuning, h hint, members, n int) (pulled bool, at *hint) {
+func (p *pull) note(now time.Time, t pullTuning, h hint, sessions, n int) (pulled bool, at *hint) {
 	p.weight = p.weight*math.Exp(-float64(now.Sub(p.at))/float64(pullWindow)) + float64(n)
 	p.at = now
-	load := float64(members) * p.weight / pullWindow.Seconds()
+	load := float64(sessions) * p.weight / pullWindow.Seconds()
 	switch {
-	case members <= t.members:
+	case sessions <= t.sessions:
 		p.pulling = false
 	case load > t.load:
 		p.pulling = true
@@ -84,13 +87,13 @@ func newPulls() *pulls {
 	return &pulls{wake: make(chan struct{}, 1), byConv: map[string]*pull{}}
 }
 
-// note is pull.note for the group of h.
-func (ps *pulls) note(now time.Time, t pullTuning, h hint, members, n int) (pulled bool, at *hint) {
+// note is pull.note for the group of h, with the sessions on the gateways.
+func (ps *pulls) note(now time.Time, t pullTuning, h hint, to target, n int) (pulled bool, at *hint) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.byConv[h.conv]
 	if p == nil {
-		if members <= t.members {
+		if to.members <= t.sessions {
 			return false, nil
 		}
 		if len(ps.byConv) >= maxPulls {
@@ -98,14 +101,27 @@ func (ps *pulls) note(now time.Time, t pullTuning, h hint, members, n int) (pull
 				return false, nil
 			}
 		}
-		p = &pull{}
+		p = &pull{online: map[im.NodeID]int{}}
 		ps.byConv[h.conv] = p
 	}
-	pulled, at = p.note(now, t, h, members, n)
+	sessions := 0
+	for _, node := range to.nodes {
+		sessions += p.online[node]
+	}
+	pulled, at = p.note(now, t, h, sessions, n)
 	if p.waits != nil {
 		ps.signal()
 	}
 	return pulled, at
+}
+
+// heard notes to how many sessions a gateway has delivered.
+func (ps *pulls) heard(conv string, node im.NodeID, sessions int) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byConv[conv]; p != nil {
+		p.online[node] = sessions
+	}
 }
 
 // tidy forgets groups in which nothing happens. ps.mu is held.

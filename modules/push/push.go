@@ -73,14 +73,14 @@ type Push struct {
 
 // New makes the role; nothing runs yet.
 func New(cfg Config, d Deps) *Push {
-	m := newMetrics(d.Reg)
+	m, pulls := newMetrics(d.Reg), newPulls()
 	return &Push{
 		cfg: cfg, Deps: d, m: m,
 		members: newMemberCache(d.State, m),
 		queue:   newQueue(cfg.Queue),
-		senders: newSenders(d, m),
+		senders: newSenders(d, m, pulls.heard),
 		tuned:   settings.Derive(d.Settings, tune),
-		pulls:   newPulls(),
+		pulls:   pulls,
 	}
 }
 

@@ -38,6 +38,8 @@ type world struct {
 	raw     map[im.NodeID][]*v1.Delivery
 	bulk    chan struct{} // calls about large groups wait for it; nil = none does
 
+	audience int // sessions of each gateway that an audience has
+
 	onDeliver func(im.NodeID, *v1.Delivery) // nil = nobody wants to know
 }
 
@@ -92,6 +94,7 @@ func (g gate) Deliver(_ context.Context, r *v1.DeliverRequest) (*v1.DeliverRespo
 	g.w.raw[g.node] = append(g.w.raw[g.node], r.Deliveries...)
 	res := &v1.DeliverResponse{}
 	for _, d := range r.Deliveries {
+		res.Sessions = append(res.Sessions, int32(g.w.audience))
 		if g.w.onDeliver != nil {
 			g.w.onDeliver(g.node, d)
 		}

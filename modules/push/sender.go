@@ -33,6 +33,8 @@ type senders struct {
 	d    Deps
 	m    *metrics
 	work chan *outlet // outlets that got their first delivery
+	// heard is told how many sessions of a large group a gateway has.
+	heard func(conv string, node im.NodeID, sessions int)
 
 	mu      sync.Mutex
 	outlets map[outletKey]*outlet
@@ -75,8 +77,8 @@ func newParcel(d *v1.Delivery, ids []string, routes []store.Route) parcel {
 	return p
 }
 
-func newSenders(d Deps, m *metrics) *senders {
-	return &senders{d: d, m: m, work: make(chan *outlet), outlets: map[outletKey]*outlet{}}
+func newSenders(d Deps, m *metrics, heard func(string, im.NodeID, int)) *senders {
+	return &senders{d: d, m: m, heard: heard, work: make(chan *outlet), outlets: map[outletKey]*outlet{}}
 }
 
 // add queues one delivery behind those of its conversation. After ctx has ended
@@ -221,6 +223,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 	for i, n := range res.Sessions {
 		if i < len(ds) && ds[i].Audience != nil {
 			s.m.deliveries.Add(float64(int(n) * ds[i].frames))
+			s.heard(ds[i].ConversationId, node, int(n))
 		}
 	}
 	if len(res.NotHere) > 0 {

@@ -10,14 +10,14 @@ import (
 var (
 	groupMembers = settings.Int("push.group_members", 200, 2, 1_000_000,
 		"Members of a group above which every gateway finds those with sessions on it by itself, instead of being told the sessions. With many gateways the bound is 50 for each of them.", settings.Unit("members"))
-	pullMembers = settings.Int("push.pull_members", 5000, 2, 1_000_000_000,
-		"Members of a group above which its devices get hints and read, once it is busy; see push.pull_load.", settings.Unit("members"))
-	pullLoad = settings.Float("push.pull_load", 250_000, 0, 1e12,
-		"Members times messages a second of a group above push.pull_members from which its devices get hints and read; they get messages again below half of it. 0 = always hints.", settings.Unit("deliveries/s"))
+	pullSessions = settings.Int("push.pull_sessions", 5000, 0, 1_000_000_000,
+		"Sessions of a group above which its devices get hints and read, once it is busy; see push.pull_load.", settings.Unit("sessions"))
+	pullLoad = settings.Float("push.pull_load", 500_000, 0, 1e12,
+		"Sessions times messages a second of a group above push.pull_sessions from which its devices get hints and read; they get messages again below half of it. 0 = always hints.", settings.Unit("deliveries/s"))
 	pullInterval = settings.Duration("push.pull_interval", time.Second, 10*time.Millisecond, 10*time.Second,
 		"Shortest time between two such hints about one group.")
 
-	declared = settings.Schema{Keys: []settings.Declared{groupMembers, pullMembers, pullLoad, pullInterval}}
+	declared = settings.Schema{Keys: []settings.Declared{groupMembers, pullSessions, pullLoad, pullInterval}}
 )
 
 // tuning is what holds at one revision of the settings. It is immutable.
@@ -28,12 +28,12 @@ type tuning struct {
 
 // pullTuning is when a group is read instead of delivered.
 type pullTuning struct {
-	members  int     // a group has more
-	load     float64 // members x messages a second; 0 = always
+	sessions int     // a group has more
+	load     float64 // sessions x messages a second; 0 = always
 	interval time.Duration
 }
 
 func tune(now *settings.Snapshot) tuning {
 	return tuning{groupMembers: groupMembers.In(now),
-		pull: pullTuning{members: pullMembers.In(now), load: pullLoad.In(now), interval: pullInterval.In(now)}}
+		pull: pullTuning{sessions: pullSessions.In(now), load: pullLoad.In(now), interval: pullInterval.In(now)}}
 }

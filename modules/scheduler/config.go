@@ -26,7 +26,7 @@ type ReceiverConfig struct {
 	Name           string        `mapstructure:"name" doc:"Name of the receiver, 1 to 40 of a-z 0-9 -; where it stands is kept under it."`
 	URL            string        `mapstructure:"url" doc:"Where events are posted."`
 	KeyFile        string        `mapstructure:"key_file" doc:"File with the key that signs, at least 32 characters in a line; a second line is the former key."`
-	Events         []string      `mapstructure:"events" doc:"Types of events; none = all."`
+	Events         []string      `mapstructure:"events" doc:"Types of events; none = all about conversations. user.online and user.offline must be named."`
 	Timeout        time.Duration `mapstructure:"timeout" doc:"Deadline of a request, 100ms to 30s, default 5s."`
 	Concurrency    int           `mapstructure:"concurrency" doc:"Requests at once, 1 to 256, default 16."`
 	PublicOnly     bool          `mapstructure:"public_only" doc:"Refuse to connect to private networks."`

@@ -328,6 +328,7 @@ func (s *Scheduler) ask(ctx context.Context, list []store.Push) (out []store.Pus
 const (
 	pushPoll     = 250 * time.Millisecond // pause between looks for pushes that are due
 	pushSettle   = 200 * time.Millisecond // pause between writes of what became of them
+	pushQuiet    = time.Second            // after a notice, before the next one of its conversation
 	pushTries    = 10                     // then a push is given up
 	pushRefusals = 3                      // the same if it is refused
 	pushDown     = 5                      // failures in a row after which one is tried at a time
@@ -533,7 +534,7 @@ func (p *pusher) ended(one pushed) {
 	switch {
 	case one.Outcome == webhook.Taken:
 		result = "taken"
-		out.Next, out.Gone = store.PushSent, one.State == store.PushWithdraw
+		out.Next, out.Gone, out.Again = store.PushSent, one.State == store.PushWithdraw, now.Add(pushQuiet)
 	case one.Outcome == webhook.Refused && tries >= pushRefusals, one.Outcome == webhook.Failed && tries >= pushTries && p.fails < pushDown:
 		result = "given_up"
 		out.Next, out.Gone = store.PushGivenUp, one.State == store.PushWithdraw

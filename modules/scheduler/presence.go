@@ -48,6 +48,7 @@ type presenceMetrics struct {
 	changes                  *prometheus.CounterVec // label: kind
 	shown, superseded        prometheus.Counter
 	saved                    *prometheus.CounterVec // label: result (ok, failed, dropped)
+	turns                    *prometheus.CounterVec // label: result (ok, failed)
 }
 
 func newPresenceMetrics(reg prometheus.Registerer) *presenceMetrics {
@@ -72,10 +73,14 @@ func newPresenceMetrics(reg prometheus.Registerer) *presenceMetrics {
 	for _, k := range kinds {
 		m.changes.WithLabelValues(k)
 	}
+	m.turns = prometheus.NewCounterVec(counter("events_total", "Users that came or went, for receivers of user.online and user.offline: stored, or tried again after a failure."), []string{"result"})
+	for _, r := range []string{"ok", "failed"} {
+		m.turns.WithLabelValues(r)
+	}
 	for _, r := range []string{"ok", "failed", "dropped"} {
 		m.saved.WithLabelValues(r)
 	}
-	reg.MustRegister(m.users, m.sessions, m.watched, m.gateways, m.changes, m.shown, m.superseded, m.saved)
+	reg.MustRegister(m.users, m.sessions, m.watched, m.gateways, m.changes, m.shown, m.superseded, m.saved, m.turns)
 	m.show(presence.Stats{})
 	return m
 }
@@ -116,6 +121,7 @@ type following struct {
 	t     control.Term
 	core  *presence.Core
 	book  *book
+	turns *turned // nil = nobody outside is told
 	links map[store.Home]*link
 	inbox chan presence.Event
 	over  chan error // why the term is over; holds one
@@ -130,7 +136,7 @@ type following struct {
 func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 	f := &following{s: s, t: t, core: presence.New(s.waits()), links: map[store.Home]*link{},
 		inbox: make(chan presence.Event, inboxSize), over: make(chan error, 1)}
-	f.book = newBook(f)
+	f.book, f.turns = newBook(f), turnedFor(f)
 	work, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
@@ -139,6 +145,9 @@ func (s *Scheduler) showPresence(ctx context.Context, t control.Term) error {
 		s.online.Store(nil)
 	}()
 	f.wg.Go(func() { f.book.run(work) })
+	if f.turns != nil {
+		f.wg.Go(func() { f.turns.run(work) })
+	}
 	tick := time.NewTicker(presence.TickTime)
 	defer tick.Stop()
 	for {
@@ -181,6 +190,7 @@ func (f *following) step(ev presence.Event) {
 		}
 	}
 	f.book.add(fx)
+	f.turns.add(fx.Turned)
 }
 
 // look takes in who is in the cluster, and follows newcomers.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -244,6 +245,131 @@ func TestTimesAreSavedLater(t *testing.T) {
 			t.Errorf("%v were dropped", got)
 		}
 	})
+}
+
+func (c *counting) PutEvents(_ context.Context, _ store.Proof, events []store.Event) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range events {
+		if there := e.Kind == store.UserOnline; c.online[e.User] != there && c.putErr == nil {
+			c.online[e.User] = there
+			c.events = append(c.events, fmt.Sprintf("%s %v", e.User, there))
+		}
+	}
+	return c.putErr
+}
+
+func (c *counting) OnlineUsers(_ context.Context, after im.UserID, limit int) (out []im.UserID, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range slices.Sorted(maps.Keys(c.online)) {
+		if c.online[u] && u > after && len(out) < limit {
+			out = append(out, u)
+		}
+	}
+	return out, c.putErr
+}
+
+// told compares the events since the last check, in any order.
+func (c *counting) told(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slices.Sort(c.events)
+	if !slices.Equal(c.events, want) {
+		t.Errorf("events %q, want %q", c.events, want)
+	}
+	c.events = nil
+}
+
+// Who comes and goes becomes events, each once, over leaders that change and a
+// store that is away; and none is written if no receiver names them.
+func TestUsersBecomeEvents(t *testing.T) {
+	g1 := newGateway(beganAt("anna", "s1", 1), beganAt("bob", "s2", 1))
+	c := &counting{leads: 1, gateways: map[im.NodeID]*fakeGateway{"g1": g1}, seen: map[im.UserID]time.Time{},
+		online: map[im.UserID]bool{"anna": true, "zoe": true}}
+	for i := range turnBatch + 100 { // more than are read at once
+		c.online[im.UserID(fmt.Sprint("gone", i))] = true
+	}
+	c.nodes(1, "g1")
+	synctest.Test(t, func(t *testing.T) {
+		s := c.scheduler(&sole{})
+		f := &following{s: s}
+		for _, events := range [][]string{nil, {"message.committed"}} {
+			s.receivers = []receiver{{ReceiverConfig: ReceiverConfig{Events: events}}}
+			if turnedFor(f) != nil {
+				t.Errorf("a receiver of %v is told of users", events)
+			}
+		}
+		lead := func(during func()) {
+			s.receivers = []receiver{{ReceiverConfig: ReceiverConfig{Events: []string{"user.offline"}}}}
+			ctx, cancel := context.WithCancel(t.Context())
+			over := make(chan error, 1)
+			go func() { over <- s.showPresence(ctx, term(1)) }()
+			during()
+			cancel()
+			if err := <-over; err != nil {
+				t.Error(err)
+			}
+		}
+		lead(func() {
+			time.Sleep(time.Second)
+			c.mu.Lock()
+			n := len(c.events)
+			c.events = c.events[:0]
+			c.mu.Unlock()
+			if n != turnBatch+102 { // all who have gone, zoe and bob
+				t.Errorf("%d events", n)
+			}
+			g1.happens(endedNow("anna", "s1"), beganAt("carl", "s3", 1))
+			time.Sleep(time.Second)
+			c.told(t, "anna false", "carl true")
+			c.set(func(c *counting) { c.putErr = errors.New("away") })
+			g1.happens(endedNow("bob", "s2"), beganAt("dora", "s4", 1))
+			time.Sleep(5 * time.Second)
+			c.set(func(c *counting) { c.putErr = nil })
+			time.Sleep(time.Second)
+			c.told(t, "bob false", "dora true")
+		})
+		g1.all, g1.log = []*v1.SessionChange{beganAt("bob", "s5", 3), beganAt("dora", "s4", 1)}, nil
+		lead(func() {
+			time.Sleep(time.Second)
+			c.told(t, "bob true", "carl false")
+		})
+	})
+}
+
+// When more come and go than may wait, all are compared again.
+func TestTurnsAreBounded(t *testing.T) {
+	c := &counting{online: map[im.UserID]bool{}}
+	s := c.scheduler(&sole{})
+	s.receivers = []receiver{{ReceiverConfig: ReceiverConfig{Events: []string{"user.online"}}}}
+	f := &following{s: s, t: term(1), inbox: make(chan presence.Event, 1)}
+	w := turnedFor(f)
+	for i := range maxTurns + 1 {
+		w.add([]presence.Turn{{User: im.UserID(fmt.Sprint(i))}})
+	}
+	if len(w.waits) != maxTurns {
+		t.Errorf("%d wait", len(w.waits))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	over := make(chan struct{})
+	go func() { defer close(over); w.run(ctx) }()
+	for range 2 { // at first, and again
+		told, ok := (<-f.inbox).(presence.Told)
+		for ; ok && !told.Last; told, ok = (<-f.inbox).(presence.Told) {
+		}
+		if !ok {
+			t.Error("the core was told something else")
+		}
+	}
+	cancel()
+	<-over
+	if n := testutil.ToFloat64(s.presence.turns.WithLabelValues("ok")); n != maxTurns {
+		t.Errorf("%v were stored", n)
+	}
 }
 
 func TestALeaderThatWasFollowedShowsNothing(t *testing.T) {

@@ -49,6 +49,10 @@ type counting struct {
 	tally    func(context.Context, *v1.TallyRequest) ([]tally.Answer, error)
 	seen     map[im.UserID]time.Time
 	seenErr  error
+
+	online map[im.UserID]bool // as events say
+	events []string
+	putErr error
 }
 
 func (c *counting) Fence(context.Context, string) (store.Fence, error) {
@@ -208,13 +212,18 @@ func running(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
 	synctest.Test(t, func(t *testing.T) { during(t, c, test) })
 }
 
-// during runs a scheduler around a test of its work.
-func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
-	e := &sole{}
-	s := New(Deps{Node: "n", Tally: c.tally, Settings: c.settings, Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
+// scheduler works with the store.
+func (c *counting) scheduler(e Elector) *Scheduler {
+	return New(Deps{Node: "n", Tally: c.tally, Settings: c.settings, Log: zap.NewNop(), Reg: prometheus.NewRegistry(), Elector: func() Elector { return e },
 		Store:  func() (Messages, error) { return c, nil },
 		Routes: func() (store.Sweeper, error) { return c, nil }, View: c.now,
 		Gateway: func(n im.NodeID) GatewayClient { return c.gateways[n] }, Webhooks: DefaultWebhookConfig(), Push: DefaultPushConfig()})
+}
+
+// during runs a scheduler around a test of its work.
+func during(t *testing.T, c *counting, test func(s *Scheduler, e *sole)) {
+	e := &sole{}
+	s := c.scheduler(e)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

@@ -185,6 +185,11 @@ func (v service) ListDeadLetters(ctx context.Context, req *adminv1.ListDeadLette
 	if err != nil {
 		return nil, err
 	}
+	if len(letters) == 0 {
+		if err := v.known(ctx, st, req.Name); err != nil {
+			return nil, err
+		}
+	}
 	positions := make([]int64, len(letters))
 	for i, d := range letters {
 		positions[i] = d.Position
@@ -206,6 +211,21 @@ func (v service) ListDeadLetters(ctx context.Context, req *adminv1.ListDeadLette
 		})
 	}
 	return out, nil
+}
+
+// known tells whether there is a receiver, in the configuration or in the store.
+// Errors: not_found.
+func (v service) known(ctx context.Context, st Messages, name string) error {
+	for _, r := range v.s.receivers {
+		if r.Name == name {
+			return nil
+		}
+	}
+	rows, err := st.Receivers(ctx)
+	if err != nil || slices.ContainsFunc(rows, func(r store.Receiver) bool { return r.Name == name }) {
+		return err
+	}
+	return missing("scheduler.ListDeadLetters", name, store.ErrNotFound)
 }
 
 // RemoveReceiver forgets a receiver.

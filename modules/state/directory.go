@@ -118,6 +118,52 @@ func (d Directory) SetBlock(ctx context.Context, req *v1.SetBlockRequest) (*v1.S
 	return &v1.SetBlockResponse{}, nil
 }
 
+// maxMutes is the most mutes of one answer.
+const maxMutes = 500
+
+// SetMute mutes a conversation for a member, or lifts that; see DirectoryService.
+func (d Directory) SetMute(ctx context.Context, req *v1.SetMuteRequest) (*v1.SetMuteResponse, error) {
+	const op = "directory.SetMute"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	if req.ConversationId == "" {
+		return nil, badRequest(op, "no conversation is named")
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	err = settleCall(ctx, func() error {
+		return c.store.SetMute(ctx, im.ConversationID(req.ConversationId), im.UserID(req.UserId), time.UnixMilli(req.UntilMs))
+	})
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	return &v1.SetMuteResponse{}, nil
+}
+
+// Mutes lists what a user has muted; see DirectoryService.
+func (d Directory) Mutes(ctx context.Context, req *v1.MutesRequest) (*v1.MutesResponse, error) {
+	const op = "directory.Mutes"
+	if err := checkUser(op, req.UserId); err != nil {
+		return nil, err
+	}
+	c, err := d.s.serving()
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.store.Mutes(ctx, im.UserID(req.UserId), im.ConversationID(req.AfterConversationId), min(max(int(req.Limit), 1), maxMutes))
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	res := &v1.MutesResponse{}
+	for _, m := range list {
+		res.Mutes = append(res.Mutes, &v1.Mute{ConversationId: string(m.Conversation), UntilMs: m.Until.UnixMilli()})
+	}
+	return res, nil
+}
+
 // Admit tells whether a login may begin a session now; see DirectoryService.
 func (d Directory) Admit(ctx context.Context, req *v1.AdmitRequest) (*v1.AdmitResponse, error) {
 	const op = "directory.Admit"

@@ -161,6 +161,36 @@ func TestBlockChecks(t *testing.T) {
 	})
 }
 
+func TestMutes(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.fault = func(op string, after bool) error { // its outcome is unknown at first
+			if op == "SetMute" && after && n.st.count("SetMute") == 1 {
+				return store.ErrUnknownOutcome
+			}
+			return nil
+		}
+		for _, tt := range []struct{ conv, user, want string }{{"g_1", "alice", ""}, {"", "alice", "bad_request"}, {"g_1", "a b", "invalid_id"}} {
+			_, err := n.dir.SetMute(n.ctx, &v1.SetMuteRequest{ConversationId: tt.conv, UserId: tt.user, UntilMs: 5000})
+			if im.ReasonName(im.ReasonOf(err)) != tt.want && (err != nil || tt.want != "") {
+				t.Errorf("%+v: %v", tt, err)
+			}
+		}
+		if n.st.count("SetMute") < 2 {
+			t.Error("an unknown outcome is told as an answer")
+		}
+		res, err := n.dir.Mutes(n.ctx, &v1.MutesRequest{UserId: "alice", Limit: 1})
+		if err != nil || len(res.Mutes) != 1 || res.Mutes[0].ConversationId != "g_1" || res.Mutes[0].UntilMs != 5000 {
+			t.Errorf("%v, %v", res, err)
+		}
+		if res, err = n.dir.Mutes(n.ctx, &v1.MutesRequest{UserId: "alice", AfterConversationId: "g_1"}); err != nil || len(res.Mutes) != 0 {
+			t.Errorf("behind the last: %v, %v", res, err)
+		}
+		if _, err := n.dir.Mutes(n.ctx, &v1.MutesRequest{}); im.ReasonName(im.ReasonOf(err)) != "invalid_id" {
+			t.Error(err)
+		}
+	})
+}
+
 func TestKeysAreRememberedForAMoment(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
 		key := &v1.ApiKey{KeyId: "k1", Name: "n", Scopes: []string{"send"}, SecretHash: make([]byte, 32)}

@@ -26,6 +26,7 @@ type memStore struct {
 	convs     map[im.ConversationID]*memConv
 	users     map[im.UserID]store.User
 	revoked   []store.Revocation
+	mutes     []store.Mute
 	keys      map[string]store.Key
 	requests  map[im.ClientMessageID]store.ChangeResult
 	positions []store.Position // as saved
@@ -369,6 +370,25 @@ func (m *memStore) SetDisabled(_ context.Context, id im.UserID, disabled bool) e
 
 func (m *memStore) SetBlock(context.Context, im.UserID, im.UserID, bool) error {
 	return m.do("SetBlock", func() error { return nil })
+}
+
+func (m *memStore) SetMute(_ context.Context, conv im.ConversationID, user im.UserID, until time.Time) error {
+	return m.do("SetMute", func() error {
+		m.mutes = append(m.mutes, store.Mute{User: user, Conversation: conv, Until: until})
+		return nil
+	})
+}
+
+func (m *memStore) Mutes(_ context.Context, _ im.UserID, after im.ConversationID, limit int) (out []store.Mute, err error) {
+	err = m.do("Mutes", func() error {
+		for _, one := range m.mutes {
+			if one.Conversation > after && len(out) < limit {
+				out = append(out, one)
+			}
+		}
+		return nil
+	})
+	return out, err
 }
 
 func (m *memStore) RevokeLogin(_ context.Context, r store.Revocation) error {

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"math"
 	"slices"
+	"time"
 
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -14,13 +16,13 @@ func (b *inbox) ackLater(cv *conv) {
 	}
 	b.due++
 	switch {
-	case b.due >= protocol.AckEntries:
+	case b.due >= b.most():
 		b.ack()
 	case !b.ackSet:
 		b.ackSet = true
 		s, delay := b.d.cur, protocol.AckDelay
 		if b.large {
-			delay = protocol.AckDelayLarge
+			delay = b.spread(protocol.AckDelayLarge)
 		}
 		b.d.h.l.after(delay, func() {
 			if b.d.cur == s && s != nil {
@@ -30,12 +32,35 @@ func (b *inbox) ackLater(cv *conv) {
 	}
 }
 
+// most is how many entries the next ack has at most: for the first one in a large
+// group each device has its own number, as with the SDKs.
+func (b *inbox) most() int {
+	if !b.large || b.acks > 0 {
+		return protocol.AckEntries
+	}
+	return 1 + int(b.place()*protocol.AckEntries)
+}
+
+// place is where among all devices this one stands, 0 to below 1.
+func (b *inbox) place() float64 {
+	const golden = 0.6180339887
+	_, place := math.Modf(float64(b.d.i) * golden)
+	return place
+}
+
+// spread gives each device its own place in the second half of a delay, as the
+// SDKs do, so that not all acknowledge at once.
+func (b *inbox) spread(delay time.Duration) time.Duration {
+	return delay/2 + time.Duration(b.place()*float64(delay/2))
+}
+
 // maxRanges is how many ranges one ack frame holds.
 const maxRanges = 256
 
 // ack acknowledges everything held so far, in one frame.
 func (b *inbox) ack() {
 	b.due, b.ackSet = 0, false
+	b.acks++
 	h, ranges := b.d.h, b.d.h.ranges[:0]
 	if b.d.cur == nil {
 		return

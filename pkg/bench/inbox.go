@@ -22,6 +22,7 @@ type inbox struct {
 	tries   int // syncs refused in a row
 	due     int // deliveries since the last ack frame
 	ackSet  bool
+	acks    int // frames so far
 	toAck   []*conv
 	large   bool                   // all conversations have more members than receipts are shown for
 	again   bool                   // another sync is due

@@ -49,9 +49,15 @@ func Type(k store.EventKind) string {
 	return "entry.committed"
 }
 
-// Wanted makes a filter of types; none = everything.
+// Wanted makes a filter of types; none = everything about conversations. Events of
+// users have to be named: there may be many more of them.
 func Wanted(names []string) func(store.EventKind) bool {
-	return func(k store.EventKind) bool { return len(names) == 0 || slices.Contains(names, Type(k)) }
+	return func(k store.EventKind) bool {
+		if len(names) == 0 {
+			return k < store.UserOnline
+		}
+		return slices.Contains(names, Type(k))
+	}
 }
 
 // ID is by what a receiver knows an event that it has got before.

@@ -31,9 +31,12 @@ type Notice struct {
 
 // Provider brings notices to devices. An implementation for a push service of a
 // vendor keeps the tokens of devices, maps ID and CollapseKey to what the service
-// has for that, and answers Refused if the user has no device there.
+// has for that, and answers Refused if the user has no device there. It has to pass
+// outboxtest.TestProvider.
 type Provider interface {
-	// Push makes one try, within a deadline of its own. Safe for concurrent use.
+	// Push makes one try, within a deadline of its own. Taken = the device will show
+	// it, or has it already; Failed = it is tried again, not before Result.After;
+	// Refused = it is given up soon. Safe for concurrent use.
 	Push(ctx context.Context, n Notice) webhook.Result
 }
 

@@ -33,7 +33,7 @@ type Sender interface {
 type Options struct {
 	Name   string // of the receiver and of its row
 	Limits Limits
-	Types  []string // of events to be told; none = all
+	Types  []string // of events to be told; none = all about conversations
 	Sender Sender
 	Store  func() (Store, error)
 	// News is closed when there may be new events; nil = they are looked for.

@@ -19,6 +19,7 @@ var (
 	stateSchedule, stateListScheduled                     = method("state.Schedule"), method("state.ListScheduled")
 	stateCancelScheduled                                  = method("state.CancelScheduled")
 	directoryUser, directorySetUser                       = method("directory.User"), method("directory.SetUser")
+	directorySetMute, directoryMutes                      = method("directory.SetMute"), method("directory.Mutes")
 	directorySetBlock, directoryAdmit                     = method("directory.SetBlock"), method("directory.Admit")
 	directoryRevoke                                       = method("directory.Revoke")
 	directoryProve                                        = method("directory.Prove")
@@ -176,6 +177,14 @@ func (c directoryClient) SetUser(ctx context.Context, r *v1.SetUserRequest) (*v1
 
 func (c directoryClient) SetBlock(ctx context.Context, r *v1.SetBlockRequest) (*v1.SetBlockResponse, error) {
 	return invoke(ctx, c.s, &c.s.directory, directorySetBlock, r.UserId, directoryHandler.SetBlock, r)
+}
+
+func (c directoryClient) SetMute(ctx context.Context, r *v1.SetMuteRequest) (*v1.SetMuteResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directorySetMute, "", directoryHandler.SetMute, r)
+}
+
+func (c directoryClient) Mutes(ctx context.Context, r *v1.MutesRequest) (*v1.MutesResponse, error) {
+	return invoke(ctx, c.s, &c.s.directory, directoryMutes, "", directoryHandler.Mutes, r)
 }
 
 func (c directoryClient) Admit(ctx context.Context, r *v1.AdmitRequest) (*v1.AdmitResponse, error) {

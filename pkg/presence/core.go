@@ -39,6 +39,7 @@ type Core struct {
 	asked  []*user // with unanswered watchers
 	viewed bool    // the registry has been heard of
 	live   int     // sessions
+	turns  turns   // for those outside
 	out    map[*home]*Tell
 	fx     Effects
 }
@@ -66,6 +67,7 @@ type user struct {
 	loading     bool
 	dirty       bool
 	asked       bool // it is in Core.asked
+	outside     bool // those outside believe that it is online
 	watchers    []*home
 	unanswered  []*home
 	wake        time.Time // zero = no alarm
@@ -115,6 +117,8 @@ func (c *Core) Step(now time.Time, ev Event) Effects {
 		c.report(now, e)
 	case Loaded:
 		c.loaded(now, e.Users)
+	case Told:
+		c.believed(e)
 	case Tick:
 		c.tick(now)
 	}
@@ -493,6 +497,9 @@ func (c *Core) tick(now time.Time) {
 			continue
 		}
 		u.told = u.shown
+		if c.turns == known {
+			c.turn(now, u)
+		}
 		for _, h := range u.watchers {
 			t := c.to(h)
 			t.States = append(t.States, u.state())
@@ -502,6 +509,7 @@ func (c *Core) tick(now time.Time) {
 	}
 	clear(c.dirty)
 	c.dirty = c.dirty[:0]
+	c.compare(now)
 	asked := c.asked
 	c.asked = nil
 	for _, u := range asked {
@@ -554,7 +562,7 @@ func (c *Core) arm(u *user) {
 		}
 	}
 	c.due.set(u, at)
-	if len(u.places) == 0 && len(u.watchers) == 0 && u.shown == 0 && u.hide == nil && !u.dirty && !u.loading && !u.asked {
+	if len(u.places) == 0 && len(u.watchers) == 0 && u.shown == 0 && u.hide == nil && !u.dirty && !u.loading && !u.asked && !u.outside {
 		delete(c.users, u.id)
 	}
 }

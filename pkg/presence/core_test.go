@@ -22,6 +22,7 @@ type stage struct {
 	heard  map[string][]string // by gateway
 	saved  map[im.UserID]time.Time
 	loads  []im.UserID
+	turns  []string
 	told   map[string]map[im.UserID]State
 	events map[string]int // states told, by gateway and user
 }
@@ -66,6 +67,24 @@ func (s *stage) step(ev Event) {
 		s.saved[x.User] = x.At
 	}
 	s.loads = append(s.loads, fx.Load...)
+	for _, x := range fx.Turned {
+		sign := "-"
+		if x.Online {
+			sign = "+"
+		}
+		s.turns = append(s.turns, sign+string(x.User))
+	}
+}
+
+// turned compares who came and went for those outside since the last check, in any
+// order.
+func (s *stage) turned(want ...string) {
+	s.t.Helper()
+	slices.Sort(s.turns)
+	if !slices.Equal(s.turns, want) {
+		s.t.Errorf("turned: %q, want %q", s.turns, want)
+	}
+	s.turns = nil
 }
 
 // load answers what was asked of the store.
@@ -290,7 +309,8 @@ func TestNothingIsLeft(t *testing.T) {
 // compares what every gateway was told in the end with what is.
 func TestModel(t *testing.T) {
 	for seed := range uint64(60) {
-		m := &model{r: rand.New(rand.NewPCG(seed, 7)), stage: newStage(t), gateways: map[string]*modelGateway{}}
+		m := &model{r: rand.New(rand.NewPCG(seed, 7)), stage: newStage(t), gateways: map[string]*modelGateway{}, outside: map[im.UserID]bool{}}
+		m.believe()
 		for range 3 {
 			m.newGateway()
 		}
@@ -299,6 +319,7 @@ func TestModel(t *testing.T) {
 		}
 		m.calm()
 		m.judge(seed)
+		m.judgeOutside(seed)
 		if t.Failed() {
 			return
 		}
@@ -318,6 +339,7 @@ type model struct {
 	names    int
 	epoch    uint64
 	ids      int
+	outside  map[im.UserID]bool // who is online, for those outside
 }
 
 func (m *model) newGateway() {
@@ -368,7 +390,9 @@ func (m *model) act() {
 	case k < 88:
 		m.newGateway()
 	case k < 90: // another leader
+		m.hearTurns()
 		m.c = New(waits)
+		m.believe()
 		m.register()
 	default:
 		m.pass(time.Duration(m.r.IntN(8)) * TickTime)
@@ -446,6 +470,39 @@ func (m *model) calm() {
 		m.pass(waits.Return + time.Second)
 	}
 	m.pass(GatherLimit)
+}
+
+// believe tells a new leader what those outside believe.
+func (m *model) believe() {
+	m.step(Told{First: true, Last: true, Users: slices.Sorted(maps.Keys(m.outside))})
+}
+
+// hearTurns tells those outside. Each turn changes what they believe.
+func (m *model) hearTurns() {
+	for _, turn := range m.turns {
+		u, there := im.UserID(turn[1:]), turn[0] == '+'
+		if m.outside[u] == there {
+			m.t.Errorf("%s is told twice", turn)
+		}
+		m.outside[u] = there
+		if !there {
+			delete(m.outside, u)
+		}
+	}
+	m.turns = nil
+}
+
+func (m *model) judgeOutside(seed uint64) {
+	m.hearTurns()
+	online := map[im.UserID]bool{}
+	for _, g := range m.gateways {
+		for _, s := range g.sessions {
+			online[s.User] = true
+		}
+	}
+	if !maps.Equal(online, m.outside) {
+		m.t.Errorf("seed %d: outside it is believed that %v are online, and %v are", seed, m.outside, online)
+	}
 }
 
 func (m *model) judge(seed uint64) {

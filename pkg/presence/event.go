@@ -75,12 +75,20 @@ type Change struct {
 // Loaded answers Effects.Load.
 type Loaded struct{ Users []Seen }
 
+// Told says of which users those outside believe that they are online, in several
+// parts; the last one begins Effects.Turned, and the first one stops it.
+type Told struct {
+	First, Last bool
+	Users       []im.UserID
+}
+
 // Tick lets time pass. It comes every 100 ms.
 type Tick struct{}
 
 func (Gateways) event() {}
 func (Report) event()   {}
 func (Loaded) event()   {}
+func (Told) event()     {}
 func (Tick) event()     {}
 
 // Effects are what has to be done after a step.
@@ -88,6 +96,16 @@ type Effects struct {
 	Tell []Tell
 	Load []im.UserID // find out when these were last seen, and answer with Loaded
 	Save []Seen      // keep these; a later one of a user is the newer one
+	// Turned are users that came or went, for those outside: what differs from what
+	// they believe. Empty before Told said what that is.
+	Turned []Turn
+}
+
+// Turn is a user that came or went.
+type Turn struct {
+	User   im.UserID
+	Online bool
+	At     time.Time // when it was shown, or when its last session ended
 }
 
 // Tell is what one gateway has to hear.

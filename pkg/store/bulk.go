@@ -41,11 +41,12 @@ const (
 	WorkerMarks   Table = "worker_marks"
 	FenceTokens   Table = "fences"
 	ReceiverNames Table = "receivers"
+	LastSeen      Table = "last_seen"
 )
 
 // Tables are all of them, in the order in which they are copied.
 func Tables() []Table {
-	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens, Mutes, ReceiverNames}
+	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens, Mutes, ReceiverNames, LastSeen}
 }
 
 // Batch is some rows of one table, in the slice of its name.
@@ -62,6 +63,7 @@ type Batch struct {
 	FenceTokens   []Fence
 	Mutes         []Mute
 	ReceiverNames []ReceiverName
+	LastSeen      []Seen
 
 	After string // the place behind the last row, for the next Export
 	End   bool   // there are no more rows
@@ -70,7 +72,7 @@ type Batch struct {
 // Len is how many rows there are.
 func (b *Batch) Len() int {
 	return len(b.Users) + len(b.Blocks) + len(b.Revocations) + len(b.Keys) + len(b.Conversations) + len(b.Creations) +
-		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens) + len(b.Mutes) + len(b.ReceiverNames)
+		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens) + len(b.Mutes) + len(b.ReceiverNames) + len(b.LastSeen)
 }
 
 // Block says that a user does not take direct messages of another one.

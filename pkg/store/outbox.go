@@ -25,10 +25,15 @@ type Outbox interface {
 	// Gather turns the oldest marks, at most limit of them, into events and returns
 	// how many marks that were.
 	Gather(ctx context.Context, p Proof, limit int) (int, error)
-	// PutEvents adds events that are no entries, in order. Their Position and
-	// Conversation are set by the store. ErrUnknownOutcome: they may be there;
-	// again makes them twice, with other positions.
+	// PutEvents adds events of UserOnline and UserOffline, in order. Their Position
+	// and Conversation are set by the store. One that says of a user what the
+	// newest event says already is left out, and so is a UserOffline of a user of
+	// whom there is none: calling it again changes nothing. ErrUnknownOutcome: run
+	// it again.
 	PutEvents(ctx context.Context, p Proof, events []Event) error
+	// OnlineUsers lists the users of whom the newest event says that they are
+	// online, behind a user, in the order of their ids.
+	OnlineUsers(ctx context.Context, after im.UserID, limit int) ([]im.UserID, error)
 	// Events returns events behind a position, in order, without their entries.
 	Events(ctx context.Context, after int64, limit int) ([]Event, error)
 	// EventsAt returns the events at these positions, in order, with their entries
@@ -75,9 +80,12 @@ type Pushes interface {
 	// Badges counts the unread entries of users in all conversations that they have
 	// not muted, up to MaxUnread. Users without any are missing.
 	Badges(ctx context.Context, users []im.UserID) (map[im.UserID]int, error)
-	// SetMute keeps pushes of a conversation away from a member until a time; a
-	// time that is past, or zero, lifts it. Errors: not_member.
+	// SetMute keeps pushes of a conversation away from a member until a time, those
+	// that are due among them; a time that is past, or zero, lifts it. What the user
+	// was told before is still withdrawn when it is read. Errors: not_member.
 	SetMute(ctx context.Context, conv im.ConversationID, user im.UserID, until time.Time) error
+	// Mutes lists what a user has muted now, by conversation, behind one.
+	Mutes(ctx context.Context, user im.UserID, after im.ConversationID, limit int) ([]Mute, error)
 }
 
 // OutboxState is how far the outbox is.
@@ -182,8 +190,10 @@ type Push struct {
 
 // PushResult is what became of a push that DuePushes has listed.
 type PushResult struct {
-	Push            // as it was listed
-	Next  PushState // PushSent, PushGivenUp, or the same state as before: it stays due
-	Again time.Time // with the same state: when
-	Gone  bool      // the row is not needed any more
+	Push           // as it was listed
+	Next PushState // PushSent, PushGivenUp, or the same state as before: it stays due
+	// Again is when to try again, with the same state; or, with PushSent, before when
+	// a newer message of the conversation is not told.
+	Again time.Time
+	Gone  bool // the row is not needed any more
 }

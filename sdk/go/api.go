@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -99,6 +100,45 @@ func (a *API) Members(ctx context.Context, conversationID string) ([]*imdv1.Memb
 func (a *API) ClearHistory(ctx context.Context, conversationID string, upToSeq int64) error {
 	in := &imdv1.ClearHistoryRequest{ConversationId: conversationID, UpToSeq: upToSeq}
 	return a.Post(ctx, "imd.v1.ConversationService/ClearHistory", in, &imdv1.ClearHistoryResponse{})
+}
+
+// Mute keeps notices of a conversation away from the caller while no device is
+// connected, and leaves it out of the badge, until a time; the zero time = until
+// Unmute.
+func (a *API) Mute(ctx context.Context, conversationID string, until time.Time) error {
+	in := &imdv1.MuteRequest{ConversationId: conversationID}
+	if !until.IsZero() {
+		in.UntilMs = until.UnixMilli()
+	}
+	return a.Post(ctx, "imd.v1.ConversationService/Mute", in, &imdv1.MuteResponse{})
+}
+
+// Unmute lifts a mute.
+func (a *API) Unmute(ctx context.Context, conversationID string) error {
+	return a.Post(ctx, "imd.v1.ConversationService/Unmute", &imdv1.UnmuteRequest{ConversationId: conversationID}, &imdv1.UnmuteResponse{})
+}
+
+// Mutes returns until when the caller has muted conversations; the zero time =
+// until Unmute.
+func (a *API) Mutes(ctx context.Context) (map[string]time.Time, error) {
+	all := map[string]time.Time{}
+	in := &imdv1.ListMutesRequest{Limit: protocol.MaxHistoryLimit}
+	for {
+		out := &imdv1.ListMutesResponse{}
+		if err := a.Post(ctx, "imd.v1.ConversationService/ListMutes", in, out); err != nil {
+			return nil, err
+		}
+		for _, m := range out.Conversations {
+			all[m.ConversationId] = time.Time{}
+			if m.UntilMs != 0 {
+				all[m.ConversationId] = time.UnixMilli(m.UntilMs)
+			}
+		}
+		if out.NextPageToken == "" || out.NextPageToken == in.PageToken {
+			return all, nil
+		}
+		in.PageToken = out.NextPageToken
+	}
 }
 
 // Block refuses direct messages from a user to the caller.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -191,6 +192,12 @@ func TestAPI(t *testing.T) {
 			} else {
 				_, _ = io.WriteString(w, `{"members":[{"userId":"bob"}]}`)
 			}
+		case "/imd.v1.ConversationService/ListMutes":
+			if !strings.Contains(string(body), "pageToken") {
+				_, _ = io.WriteString(w, `{"conversations":[{"conversationId":"g_1","untilMs":"5000"}],"nextPageToken":"n"}`)
+			} else {
+				_, _ = io.WriteString(w, `{"conversations":[{"conversationId":"g_2"}]}`)
+			}
 		case "/imd.v1.UserService/Block":
 			detail, _ := proto.Marshal(protocol.NewError("invalid_id", "no", 0))
 			w.WriteHeader(http.StatusBadRequest)
@@ -215,6 +222,10 @@ func TestAPI(t *testing.T) {
 	if err != nil || len(members) != 2 || members[1].UserId != "bob" {
 		t.Errorf("members %v, %v", members, err)
 	}
+	mutes, err := c.API().Mutes(ctx)
+	if err != nil || len(mutes) != 2 || !mutes["g_2"].IsZero() || mutes["g_1"].UnixMilli() != 5000 {
+		t.Errorf("mutes %v, %v", mutes, err)
+	}
 	var e *Error
 	if err := c.API().Block(ctx, "a b"); !errors.As(err, &e) || e.Reason != protocol.ReasonInvalidID || e.HTTPStatus != 400 {
 		t.Errorf("block: %v", err)
@@ -226,6 +237,8 @@ func TestAPI(t *testing.T) {
 		"SetRole":       func() error { _, err := c.API().SetRole(ctx, "g_1", "dan", clientv1.Role_ROLE_ADMIN); return err },
 		"Leave":         func() error { _, err := c.API().Leave(ctx, "g_1"); return err },
 		"Close":         func() error { _, err := c.API().CloseGroup(ctx, "g_1"); return err },
+		"Mute":          func() error { return c.API().Mute(ctx, "g_1", time.Now().Add(time.Hour)) },
+		"Unmute":        func() error { return c.API().Unmute(ctx, "g_1") },
 		"ClearHistory":  func() error { return c.API().ClearHistory(ctx, "g_1", 5) },
 	}
 	for name, call := range calls {

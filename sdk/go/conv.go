@@ -40,6 +40,7 @@ type conv struct {
 
 	ackAt   time.Time // when the next ack is due; zero = none is
 	unacked int
+	most    int // entries that the next ack has at most; 0 = not drawn
 	touched uint64
 	place   float64 // above 0 to 1: where in the spread of a hint this device reads; 0 = not drawn
 }
@@ -206,14 +207,26 @@ func (cv *conv) large() bool { return cv.state.GetMemberCount() > protocol.Large
 
 func (cv *conv) ackDelay() time.Duration {
 	if cv.large() {
-		return protocol.AckDelayLarge
+		// At some time of the second half: what one message brings about in all
+		// members shall not come back from all at once.
+		return protocol.AckDelayLarge/2 + rand.N(protocol.AckDelayLarge/2)
 	}
 	return protocol.AckDelay
 }
 
 // ackNow reports whether an ack is due by time or by count.
 func (cv *conv) ackNow(now time.Time) bool {
-	return !cv.ackAt.IsZero() && (!now.Before(cv.ackAt) || cv.unacked >= protocol.AckEntries)
+	return !cv.ackAt.IsZero() && (!now.Before(cv.ackAt) || cv.unacked >= cv.quota())
+}
+
+// quota is how many entries are acknowledged together at most. That of the first
+// ack is drawn, so that the members of a large group, who are all given the same
+// entries, do not go on to acknowledge them at the same moment.
+func (cv *conv) quota() int {
+	if cv.most == 0 {
+		cv.most = 1 + rand.IntN(protocol.AckEntries)
+	}
+	return cv.most
 }
 
 // pace spreads what the members of a large group read because of one hint. The

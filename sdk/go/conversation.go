@@ -192,6 +192,9 @@ func (c *Client) enqueue(s *clientv1.Send, out *Outgoing) *Outgoing {
 		out.finish(Stored{}, ErrOutboxFull)
 		return out
 	}
+	if cv := c.convs[out.ConversationID]; cv != nil {
+		cv.typedAt = time.Time{} // what is typed next is told at once
+	}
 	if !c.opts.SendOnly {
 		cv := c.conv(out.ConversationID)
 		cv.tl.Send(&clientv1.Entry{

@@ -141,6 +141,12 @@ func TestTyping(t *testing.T) {
 		if f.typed != 2 {
 			t.Errorf("told %d times", f.typed)
 		}
+		alice.Conversation("g_1").Send(Text("what was typed"))
+		alice.Conversation("g_1").Typing()
+		synctest.Wait()
+		if f.typed != 3 {
+			t.Errorf("after a message told %d times", f.typed)
+		}
 		bob.mu.Lock()
 		defer bob.mu.Unlock()
 		bob.noteTyping(&clientv1.Typing{ConversationId: "g_1", UserId: "bob"}, time.Now())

@@ -446,6 +446,11 @@ func (c *Client) flushAcks(now time.Time, everything bool) (next time.Time, ok b
 		for _, r := range cv.tl.TakeAcks() {
 			ranges = append(ranges, &clientv1.AckRange{ConversationId: cv.id, AfterSeq: r.After, Seq: r.Seq})
 		}
+		if cv.large() && cv.unacked < cv.quota() {
+			cv.most -= cv.unacked // keeps its place among the members
+		} else {
+			cv.most = protocol.AckEntries
+		}
 		cv.ackAt, cv.unacked = time.Time{}, 0
 	}
 	for part := range slices.Chunk(ranges, ackRanges) {

@@ -120,7 +120,7 @@ func (s *site) commit(rows ...store.AppendRow) {
 type fault struct {
 	op   string
 	nth  int64
-	kind string // before, after or pause
+	kind string // before, after, pause or cut
 }
 
 // leader is a scheduler in its one term.
@@ -132,6 +132,7 @@ type leader struct {
 
 	calls   atomic.Int64
 	dead    atomic.Bool   // nothing that it does reaches the store
+	over    atomic.Bool   // its term has ended
 	hit     chan struct{} // closed when the fault takes place
 	resume  chan struct{} // closed to let a paused one go on
 	outcome chan error    // of the call that was paused; capacity 1
@@ -189,6 +190,7 @@ func (s *site) lead(f fault) *leader {
 // Campaign is scheduler.Elector's: it is elected once.
 func (l *leader) Campaign(ctx context.Context, c control.Candidacy) error {
 	_ = c.Lead(ctx, l) // how a term ended is nothing that a candidate tells
+	l.over.Store(true)
 	<-ctx.Done()
 	return nil
 }
@@ -219,7 +221,7 @@ func (l *leader) effect(op string, call func() error) error {
 		return call()
 	}
 	switch l.fault.kind {
-	case "before":
+	case "before", "cut":
 		l.dead.Store(true)
 		close(l.hit)
 		return errKilled
@@ -260,6 +262,10 @@ func (l *leader) SettlePushes(_ context.Context, p store.Proof, done []store.Pus
 	return l.effect("push", func() error { return l.MessageStore.SettlePushes(context.Background(), p, done) })
 }
 
+func (l *leader) SaveJob(_ context.Context, p store.Proof, j store.JobRow) error {
+	return l.effect("row", func() error { return l.MessageStore.SaveJob(context.Background(), p, j) })
+}
+
 func (l *leader) TrimEvents(_ context.Context, p store.Proof, before time.Time, limit int) (n int, err error) {
 	err = l.effect("trim", func() error {
 		n, err = l.MessageStore.TrimEvents(context.Background(), p, before, limit)
@@ -268,13 +274,13 @@ func (l *leader) TrimEvents(_ context.Context, p store.Proof, before time.Time, 
 	return n, err
 }
 
-// A leader is killed, or paused and followed, in the middle of each job: the next
-// one goes on within 4 s, nothing is lost, nothing happens twice that a receiver
+// A leader is killed, or paused and followed, or cut off from the store and
+// followed, in the middle of each job: the next one goes on within 4 s, nothing is lost, nothing happens twice that a receiver
 // could not know as a repeat, and what a paused one does when it wakes up is
 // refused.
 func TestLeaderEndsInEachJob(t *testing.T) {
 	for _, op := range []string{"gather", "tell", "hand over", "push", "trim"} {
-		for _, kind := range []string{"before", "after", "pause"} {
+		for _, kind := range []string{"before", "after", "pause", "cut"} {
 			t.Run(op+" "+kind, func(t *testing.T) {
 				t.Parallel()
 				ends(t, fault{op: op, nth: 1, kind: kind})
@@ -299,7 +305,7 @@ func ends(t *testing.T, f fault) {
 		t.Fatalf("%+v never took place", f)
 	}
 	began := time.Now()
-	if f.kind != "pause" {
+	if f.kind == "before" || f.kind == "after" {
 		first.close()
 	}
 	second := s.lead(fault{})
@@ -313,6 +319,11 @@ func ends(t *testing.T, f fault) {
 		if err := <-first.outcome; !errors.Is(err, store.ErrFenced) {
 			t.Errorf("%s of the leader with token %d took place after one with token %d had begun: %v", f.op, first.proof.Token, second.proof.Token, err)
 		}
+		first.close()
+	}
+	if f.kind == "cut" {
+		first.dead.Store(false)
+		s.await("the leader that is back finds that another leads", func() bool { return first.over.Load() })
 		first.close()
 	}
 	s.hooks.ordered()

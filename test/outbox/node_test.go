@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/imdhq/imd/pkg/testenv"
+	sdk "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -31,13 +33,37 @@ func imd(t *testing.T, n *testenv.Node, args ...string) (map[string]any, error) 
 	return data, err
 }
 
+// mutes has a user mute the conversation with ann, and go.
+func mutes(t *testing.T, n *testenv.Node, user string) {
+	t.Helper()
+	ann := testenv.Login(t, n.URL(), protocol.JSON, n.Token("ann"), "d2")
+	defer ann.Close()
+	c, err := sdk.Connect(t.Context(), n.URL(), sdk.Options{Token: n.Token(user)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ann.MustSend(testenv.ToUser(user, "hello"))
+	conv := protocol.DirectID("ann", user)
+	if err := c.API().Mute(t.Context(), conv, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.API().Mutes(t.Context()); err != nil || len(list) != 1 || !list[conv].IsZero() {
+		t.Errorf("mutes: %v, %v", list, err)
+	}
+	if err := c.API().Mute(t.Context(), protocol.DirectID("eve", "ann"), time.Time{}); err == nil {
+		t.Error("who is no member mutes")
+	}
+}
+
 // A node that is configured for it tells receivers and notifies users, and the
 // commands show and move that.
 func TestOnAWholeNode(t *testing.T) {
-	hooks, pushes := newReceiver(t, yes), newReceiver(t, yes)
+	hooks, users, pushes := newReceiver(t, yes), newReceiver(t, yes), newReceiver(t, yes)
 	n := &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Layout: testenv.AllInOne}
 	n.Env = append(os.Environ(),
-		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s/hook?secret=1","key_file":"%s"}]`, hooks.srv.URL, keyFile(t)),
+		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s/hook?secret=1","key_file":"%s"},{"name":"users","url":"%s","key_file":"%s","events":["user.online","user.offline"]}]`,
+			hooks.srv.URL, keyFile(t), users.srv.URL, keyFile(t)),
 		"IMD_OFFLINE_PUSH_URL="+pushes.srv.URL, "IMD_OFFLINE_PUSH_KEY_FILE="+keyFile(t))
 	n.Begin(t)
 	row := func() map[string]any {
@@ -84,7 +110,7 @@ func TestOnAWholeNode(t *testing.T) {
 	if data, err := imd(t, n, "replay", "shop", "--since", "1h"); err != nil || data["after"] != "0" {
 		t.Errorf("replay: %v, %v", data, err)
 	}
-	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"replay", "shop"}, {"remove", "nobody"}} {
+	for _, bad := range [][]string{{"replay", "shop", "--after", "99"}, {"replay", "nobody", "--dead"}, {"dead", "nobody"}, {"replay", "shop"}, {"remove", "nobody"}} {
 		if _, err := imd(t, n, bad...); err == nil {
 			t.Errorf("%v works", bad)
 		}
@@ -95,10 +121,30 @@ func TestOnAWholeNode(t *testing.T) {
 	if r := row(); r["url"] != hooks.srv.URL+"/hook" || r["dead"] != 0.0 {
 		t.Errorf("row: %v", r)
 	}
+	mutes(t, n, "dan")
+	ann.MustSend(testenv.ToUser("dan", "muted"))
+	ann.MustSend(testenv.ToUser("eve", "not muted"))
+	for i, one := range pushes.wait(2) {
+		if one.UserID != []string{"bob", "eve"}[i] {
+			t.Errorf("notice %d: %+v", i, one)
+		}
+	}
 	if _, err := imd(t, n, "remove", "offline/now"); err != nil {
 		t.Errorf("remove: %v", err)
 	}
 	ann.Close()
+	testenv.Login(t, n.URL(), protocol.JSON, n.Token("bob"), "d1")
+	came := users.wait(3)
+	if came[0].Type != "user.online" || came[0].UserID != "ann" || came[0].ID != "e_"+came[0].Cursor {
+		t.Errorf("first came %+v", came[0])
+	}
+	var then []string
+	for _, one := range came[1:] { // of two users, so in any order
+		then = append(then, one.Type+" "+one.UserID)
+	}
+	if slices.Sort(then); strings.Join(then, ", ") != "user.offline ann, user.online bob" {
+		t.Errorf("then %v", then)
+	}
 	if code := n.Stop(); code != 0 {
 		t.Errorf("the node ended with %d", code)
 	}

@@ -2,6 +2,8 @@ package settings
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -93,6 +95,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
 		{[]string{"tracing.share"}, func(t *testing.T, l live) { tracingShare(t, l, spans) }},
 		{[]string{"presence.typing_members"}, typingMembers},
+		{[]string{"push.group_members", "push.pull_sessions", "push.pull_load", "push.pull_interval"}, largeGroups},
 	}
 	shown := map[string]bool{
 		// test/requirements TestR15AStrictSession sets it while nodes run; it takes
@@ -379,4 +382,59 @@ func typingMembers(t *testing.T, l live) {
 	if f := types(); f != nil {
 		t.Errorf("typing in a group of three, for two at most: %v", f)
 	}
+}
+
+func largeGroups(t *testing.T, l live) {
+	users := make([]string, 60)
+	for i := range users {
+		users[i] = fmt.Sprint("lg-", i)
+	}
+	group := testenv.Group(t, l.URL(), l.Token("lg-a"), "g", users...)
+	a, b := l.session("lg-a", "d", "phone"), l.session("lg-1", "d", "phone")
+	deliver := func(f *clientv1.ServerFrame) bool { return f.GetDeliver().GetConversationId() == group }
+	head := func(f *clientv1.ServerFrame) bool { return f.GetHead().GetConversationId() == group }
+	send := func() int64 { return a.MustSend(testenv.To(group, "x")).Seq }
+	lists := func() (n float64) {
+		t.Helper()
+		res, err := http.Get(l.OpsURL() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = res.Body.Close() }()
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(text), "\nimd_gateway_groups ")
+		_, _ = fmt.Sscan(rest, &n)
+		return n
+	}
+	send()
+	b.Take("a message", deliver)
+	if lists() != 0 {
+		t.Error("a group of 61 is a large one")
+	}
+	l.set("push.group_members", "55")
+	send()
+	b.Take("a message", deliver)
+	if lists() != 1 {
+		t.Error("a group of 61 is no large one, for 55")
+	}
+	l.set("push.pull_sessions", "1", "push.pull_load", "0", "push.pull_interval", "700ms")
+	send() // tells how many are here
+	b.Take("a message", deliver)
+	first, began := send(), time.Now()
+	if f := b.Take("a hint", head); f.GetHead().Seq != first {
+		t.Errorf("a hint of %d, want %d", f.GetHead().Seq, first)
+	}
+	second := send()
+	if f := b.Take("a hint", head); f.GetHead().Seq != second || time.Since(began) < 500*time.Millisecond {
+		t.Errorf("a hint of %d after %v, want %d after 700 ms", f.GetHead().Seq, time.Since(began), second)
+	}
+	l.set("push.pull_load", "1000000")
+	send()
+	b.Take("a message of a group that is not busy", deliver)
+	l.set("push.pull_load", "0", "push.pull_sessions", "100")
+	send()
+	b.Take("a message of a group with few sessions", deliver)
 }

@@ -20,6 +20,7 @@ import (
 	routes "github.com/imdhq/imd/pkg/store/redis"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/pkg/verify"
+	imd "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -69,6 +70,8 @@ func TestTwoGateways(t *testing.T) {
 		ann.Entry("a message of the group", isText("to all"))
 	})
 	t.Run("a large group", func(t *testing.T) { removedWhileAllWrite(t, n, first, second) })
+	t.Run("a busy large group", func(t *testing.T) { busyGroupIsRead(t, n, first, second) })
+	t.Run("permissions", func(t *testing.T) { refusedOnEveryNode(t, n, first, second) })
 	t.Run("stale routes", func(t *testing.T) { staleRoute(t, n) })
 	t.Run("kicks", func(t *testing.T) {
 		login := im.LoginID(uuid.NewString())
@@ -122,6 +125,111 @@ func removedWhileAllWrite(t *testing.T, n, first, second *testenv.Node) {
 		if f := c.TakeWithin(50*time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetDeliver().GetConversationId() == group }); f != nil {
 			t.Errorf("after the removal came %v", f)
 		}
+	}
+}
+
+// busyGroupIsRead lets the devices of a group read after hints: each shows every
+// message once, in order, also those written while it changes between reading and
+// being delivered to.
+func busyGroupIsRead(t *testing.T, n, first, second *testenv.Node) {
+	users := make([]string, 210)
+	for i := range users {
+		users[i] = fmt.Sprint("p", i)
+	}
+	group := testenv.Group(t, first.URL(), n.Token("ann"), "busy", users...)
+	set := func(pairs ...string) {
+		if out, errs, code := n.Command(append([]string{"settings", "set", "--wait"}, pairs...)...); code != 0 {
+			t.Fatalf("settings set: exit %d: %s%s", code, out, errs)
+		}
+	}
+	const all = 90
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	texts := make(chan []string)
+	for i, gateway := range []*testenv.Node{first, second, first, second} {
+		c, err := imd.Connect(ctx, gateway.URL(), imd.Options{Token: n.Token(fmt.Sprint("p", i))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		go func() {
+			var got []string
+			for e, err := range c.Conversation(group).Events(ctx, imd.After(1)) {
+				if err != nil {
+					break
+				}
+				if m, ok := e.(*imd.EntryEvent); ok && m.IsMessage() {
+					if got = append(got, m.Text()); got[len(got)-1] == "last" {
+						break
+					}
+				}
+			}
+			texts <- got
+		}()
+	}
+	ann := at(t, n, first, "ann")
+	write := func(from, to int) {
+		for i := from; i < to; i++ {
+			ann.MustSend(testenv.To(group, fmt.Sprint(i)))
+		}
+	}
+	set("push.pull_sessions=2", "push.pull_load=0", "push.pull_interval=100ms", "push.group_members=100")
+	write(0, 60)
+	set("push.pull_load=500000")
+	write(60, all)
+	ann.MustSend(testenv.To(group, "last"))
+	for range 4 {
+		got := <-texts
+		for i := range all {
+			if len(got) != all+1 || got[i] != fmt.Sprint(i) {
+				t.Fatalf("a device showed %d messages: %v", len(got), got)
+			}
+		}
+	}
+	if read, delivered := n.Part("push", 1), n.Part("push", 2); metricOf(t, read, "imd_push_pulled_total")+metricOf(t, delivered, "imd_push_pulled_total") < 40 {
+		t.Error("the messages were not left to be read")
+	}
+}
+
+// metricOf is one series of a node.
+func metricOf(t *testing.T, n *testenv.Node, name string) (v float64) {
+	t.Helper()
+	_, text := fetch(t, n.OpsURL()+"/metrics", "")
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			if _, err := fmt.Sscan(rest, &v); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return v
+}
+
+// refusedOnEveryNode sends into what has just been closed, left or blocked, over the
+// gateway that did not hear of it.
+func refusedOnEveryNode(t *testing.T, n, first, second *testenv.Node) {
+	fails := func(what string, ack *clientv1.SendAck) {
+		t.Helper()
+		if ack.Status != clientv1.Ack_ACK_FAIL {
+			t.Errorf("%s: %v", what, ack)
+		}
+	}
+	change := func(method, user string, body map[string]any) {
+		body["requestId"] = uuid.NewString()
+		testenv.MustPost(t, first.URL(), "imd.v1.ConversationService/"+method, n.Token(user), body)
+	}
+	owner, member := at(t, n, second, "own"), at(t, n, second, "mem")
+	group := testenv.Group(t, first.URL(), n.Token("own"), "short", "mem", "rest")
+	member.MustSend(testenv.To(group, "allowed"))
+	change("RemoveMembers", "own", map[string]any{"conversationId": group, "userIds": []string{"mem"}})
+	fails("a removed member", member.Send(testenv.To(group, "removed")))
+	owner.MustSend(testenv.To(group, "still there"))
+	change("Close", "own", map[string]any{"conversationId": group})
+	fails("the owner of a closed group", owner.Send(testenv.To(group, "closed")))
+	for _, pair := range [][2]string{{"b1", "b2"}, {"b4", "b3"}} {
+		blocked := at(t, n, second, pair[1])
+		testenv.MustPost(t, first.URL(), "imd.v1.UserService/Block", n.Token(pair[0]), map[string]any{"userId": pair[1]})
+		fails(pair[1]+", whom "+pair[0]+" has blocked", blocked.Send(testenv.ToUser(pair[0], "hello")))
 	}
 }
 

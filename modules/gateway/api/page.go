@@ -14,6 +14,7 @@ const (
 	membersPage = "m1:" // then the last user id
 	listPage    = "c1:" // then a sync token
 	laterPage   = "s1:" // then time and id of the last scheduled message
+	mutesPage   = "u1:" // then the last conversation id
 )
 
 // pageToken makes the token of a next page.

@@ -197,6 +197,26 @@ func (w *world) SetBlock(_ context.Context, r *v1.SetBlockRequest) (*v1.SetBlock
 	return &v1.SetBlockResponse{}, nil
 }
 
+func (w *world) SetMute(_ context.Context, r *v1.SetMuteRequest) (*v1.SetMuteResponse, error) {
+	w.note(r)
+	if err := inGroup(r.UserId); err != nil {
+		return nil, err
+	}
+	return &v1.SetMuteResponse{}, nil
+}
+
+// Mutes has three conversations, one of them muted for good.
+func (w *world) Mutes(_ context.Context, r *v1.MutesRequest) (*v1.MutesResponse, error) {
+	w.note(r)
+	out := &v1.MutesResponse{}
+	for _, m := range []*v1.Mute{{ConversationId: "g_1", UntilMs: 5}, {ConversationId: "g_2", UntilMs: forGood}, {ConversationId: "g_3", UntilMs: 6}} {
+		if m.ConversationId > r.AfterConversationId && len(out.Mutes) < int(r.Limit) {
+			out.Mutes = append(out.Mutes, m)
+		}
+	}
+	return out, nil
+}
+
 func (w *world) Visible(_ context.Context, r *v1.VisibleRequest) (*v1.VisibleResponse, error) {
 	w.note(r)
 	out := &v1.VisibleResponse{}

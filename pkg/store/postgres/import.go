@@ -118,7 +118,7 @@ func (g *target) alone(ctx context.Context) error {
 }
 
 // importTables are those that must be empty at the beginning.
-var importTables = []string{"account", "block", "revocation", "api_key", "conversation", "creation", "member", "entry", "worker", "fence"}
+var importTables = []string{"account", "block", "revocation", "api_key", "conversation", "creation", "member", "entry", "worker", "fence", "seen"}
 
 const (
 	sqlImport     = `SELECT data_epoch, state, finished_ms FROM import WHERE id = 1`
@@ -241,6 +241,9 @@ func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
 			return []any{b.ReceiverNames[i].Name, int64(0), int64(0), int64(1), int64(0), time.Now().UnixMilli(), []byte{}}
 		}),
 		feeds(ctx, t, len(b.ReceiverNames) > 0),
+		load(ctx, t, "seen", []string{"user_id", "at_ms"}, len(b.LastSeen), func(i int) []any {
+			return []any{string(b.LastSeen[i].User), millis(b.LastSeen[i].At)}
+		}),
 		load(ctx, t, "revocation", []string{"user_id", "login", "issued_before_ms", "until_ms", "reason"}, len(b.Revocations), func(i int) []any {
 			r := &b.Revocations[i]
 			return []any{string(r.User), string(r.Login), millis(r.IssuedBefore), millis(r.Until), int32(r.Reason)}

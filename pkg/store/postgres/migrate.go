@@ -58,17 +58,29 @@ const (
 	lockTries = 600
 )
 
-// needed is the version of the newest migration that this program knows.
-func needed() int64 {
+// needed is the version of the newest migration that this program knows. Numbers
+// need not be without holes.
+func needed() (newest int64) {
+	for _, v := range versions() {
+		newest = max(newest, v)
+	}
+	return newest
+}
+
+// versions are those of all migrations.
+func versions() (all []int64) {
 	files, err := fs.Glob(migrations, "migrations/*.sql")
 	if err != nil {
 		panic(err) // the pattern is wrong
 	}
-	newest, err := goose.NumericComponent(files[len(files)-1]) // they are sorted
-	if err != nil {
-		panic(err) // a file has no number
+	for _, f := range files {
+		v, err := goose.NumericComponent(f)
+		if err != nil {
+			panic(err) // a file of the program has no number
+		}
+		all = append(all, v)
 	}
-	return newest
+	return all
 }
 
 // migrator runs fn with a goose provider for the database of dsn.

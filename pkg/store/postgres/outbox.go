@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/rules"
 )
@@ -43,6 +44,7 @@ const (
 	sqlOutbox     = `SELECT feeding, trimmed + 1, last_pos, EXISTS (SELECT 1 FROM feed) FROM outbox WHERE id = 1`
 	sqlGather     = `SELECT imd_gather($1, $2, $3, $4)`
 	sqlPutEvents  = `SELECT imd_put_events($1, $2, $3, $4, $5, $6)`
+	sqlOnline     = `SELECT user_id FROM user_online WHERE user_id > $1 ORDER BY user_id LIMIT $2`
 	sqlTrimEvents = `SELECT imd_trim_events($1, $2, $3, $4, $5)`
 )
 
@@ -73,6 +75,18 @@ func (s *Store) PutEvents(ctx context.Context, p store.Proof, events []store.Eve
 		kinds[i], users[i], ats[i] = int16(e.Kind), string(e.User), millis(e.At)
 	}
 	return s.proven(ctx, "store.PutEvents", p, sqlPutEvents, kinds, users, ats)
+}
+
+// OnlineUsers is store.Outbox's.
+func (s *Store) OnlineUsers(ctx context.Context, after im.UserID, limit int) ([]im.UserID, error) {
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]im.UserID, error) {
+		rows, err := c.Query(ctx, sqlOnline, string(after), limit)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, pgx.RowTo[im.UserID])
+	})
+	return out, fault("store.OnlineUsers", err)
 }
 
 // TrimEvents is store.Outbox's.

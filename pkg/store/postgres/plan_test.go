@@ -19,7 +19,7 @@ import (
 )
 
 // scan is a step of a plan that reads a whole table.
-var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled)\w*`)
+var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled|user_online)\w*`)
 
 // sorting is a step that sorts; merging what is sorted is none.
 var sorting = regexp.MustCompile(`(?m)^\s*(->  )?(Incremental )?Sort$`)
@@ -45,7 +45,7 @@ func TestPlans(t *testing.T) {
 		"stay": sqlStay, "log": sqlLog, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "stays": sqlStays, "seen": sqlSeen, "pages": sqlPages,
 		"heads": sqlHeads, "group": sqlGroup, "members": sqlMembers, "positions": sqlPositions, "clear": sqlClear, "by key": sqlByKey,
 		"creation": sqlCreation, "lock": sqlLock, "members of": sqlMembersOf, "owners": sqlOwners, "user": sqlUser, "users": sqlUsers,
-		"revocations": sqlRevocations, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "events at": sqlEventsAt,
+		"revocations": sqlRevocations, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "online": sqlOnline, "events at": sqlEventsAt,
 		"dead letters": sqlDeadLetters, "unacked": sqlUnacked, "due pushes": sqlDuePushes, "badge stays": sqlBadgeStays, "flush": sqlFlush,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled one": sqlScheduledOne,
 	} {

@@ -133,26 +133,36 @@ func (s *Store) Badges(ctx context.Context, users []im.UserID) (map[im.UserID]in
 }
 
 const (
-	sqlSetMute = `INSERT INTO mute (user_id, conversation_id, until_ms)
-  SELECT m.user_id, m.conversation_id, $3 FROM member m WHERE m.user_id = $1 AND m.conversation_id = $2 AND m.role > 0
-  ON CONFLICT (user_id, conversation_id) DO UPDATE SET until_ms = excluded.until_ms`
-	sqlUnmute = `WITH d AS (DELETE FROM mute WHERE user_id = $1 AND conversation_id = $2)
-  SELECT EXISTS (SELECT 1 FROM member m WHERE m.user_id = $1 AND m.conversation_id = $2 AND m.role > 0)`
+	sqlSetMute = `SELECT imd_mute($1, $2, $3)`
+	sqlMutes   = `SELECT conversation_id, until_ms FROM mute WHERE user_id = $1 AND conversation_id > $2 AND until_ms > imd_now_ms() ORDER BY conversation_id LIMIT $3`
 )
 
 // SetMute is store.Pushes'.
 func (s *Store) SetMute(ctx context.Context, conv im.ConversationID, user im.UserID, until time.Time) error {
 	const op = "store.SetMute"
 	member, err := change(ctx, s, func(ctx context.Context, c *pgx.Conn) (member bool, err error) {
-		if !until.After(time.Now()) {
-			err = c.QueryRow(ctx, sqlUnmute, string(user), string(conv)).Scan(&member)
-			return member, err
-		}
-		tag, err := c.Exec(ctx, sqlSetMute, string(user), string(conv), millis(until))
-		return tag.RowsAffected() > 0, err
+		err = c.QueryRow(ctx, sqlSetMute, string(user), string(conv), max(millis(until), 0)).Scan(&member)
+		return member, err
 	})
 	if err == nil && !member {
 		err = rules.NotMember(op, conv)
 	}
 	return fault(op, err)
+}
+
+// Mutes is store.Pushes'.
+func (s *Store) Mutes(ctx context.Context, user im.UserID, after im.ConversationID, limit int) ([]store.Mute, error) {
+	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) ([]store.Mute, error) {
+		rows, err := c.Query(ctx, sqlMutes, string(user), string(after), limit)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m store.Mute, err error) {
+			var until int64
+			err = row.Scan(&m.Conversation, &until)
+			m.User, m.Until = user, moment(until)
+			return m, err
+		})
+	})
+	return out, fault("store.Mutes", err)
 }

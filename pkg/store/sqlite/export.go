@@ -227,6 +227,17 @@ var exporters = map[store.Table]exporter{
 			return []string{r.Name}, err
 		},
 	},
+	store.LastSeen: {
+		"user_id, at_ms", "seen", []string{"user_id"}, false,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var r store.Seen
+			var at int64
+			err := scan(&r.User, &at)
+			r.At = moment(at)
+			b.LastSeen = append(b.LastSeen, r)
+			return []string{string(r.User)}, err
+		},
+	},
 	store.Revocations: {
 		"user_id, login, issued_before_ms, reason, until_ms", "revocation", []string{"user_id", "login"}, false,
 		func(b *store.Batch, scan func(...any) error) ([]string, error) {

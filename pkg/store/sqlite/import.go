@@ -153,6 +153,9 @@ func (t *tx) importRows(b *store.Batch) (err error) {
 		put(sqlAddReceiver, r.Name, 0, 0, 0, t.now.UnixMilli(), []byte{})
 		put(sqlImportFeed)
 	}
+	for _, r := range b.LastSeen {
+		put(sqlSaveSeen, string(r.User), millis(r.At))
+	}
 	for _, r := range b.Revocations {
 		put(sqlImportRevocation, string(r.User), string(r.Login), millis(r.IssuedBefore), r.Reason, millis(r.Until))
 	}

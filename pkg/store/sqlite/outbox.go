@@ -104,7 +104,12 @@ func (s *Store) Gather(ctx context.Context, p store.Proof, limit int) (int, erro
 	return marks, nil
 }
 
-const sqlPutEvent = `INSERT INTO event (pos, conv, seq, at_ms, kind, user_id) VALUES (?, 0, 0, ?, ?, ?)`
+const (
+	sqlPutEvent  = `INSERT INTO event (pos, conv, seq, at_ms, kind, user_id) VALUES (?, 0, 0, ?, ?, ?)`
+	sqlComes     = `INSERT INTO user_online (user_id) VALUES (?) ON CONFLICT DO NOTHING`
+	sqlGoes      = `DELETE FROM user_online WHERE user_id = ?`
+	sqlAreOnline = `SELECT user_id FROM user_online WHERE user_id > ? ORDER BY user_id LIMIT ?`
+)
 
 // PutEvents is store.Outbox's.
 func (s *Store) PutEvents(ctx context.Context, p store.Proof, events []store.Event) error {
@@ -113,9 +118,20 @@ func (s *Store) PutEvents(ctx context.Context, p store.Proof, events []store.Eve
 		if err := t.row(sqlLastPos, nil, &last); err != nil {
 			return err
 		}
-		t.changed = len(events) > 0
 		for _, e := range events {
+			turn := sqlGoes
+			if e.Kind == store.UserOnline {
+				turn = sqlComes
+			}
+			n, err := t.exec(turn, string(e.User))
+			if err != nil {
+				return err
+			}
+			if n == 0 {
+				continue
+			}
 			last++
+			t.changed = true
 			if _, err := t.exec(sqlPutEvent, last, millis(e.At), e.Kind, string(e.User)); err != nil {
 				return err
 			}
@@ -123,6 +139,22 @@ func (s *Store) PutEvents(ctx context.Context, p store.Proof, events []store.Eve
 		_, err := t.exec(sqlMovePos, last)
 		return err
 	})
+}
+
+// OnlineUsers is store.Outbox's.
+func (s *Store) OnlineUsers(ctx context.Context, after im.UserID, limit int) ([]im.UserID, error) {
+	var out []im.UserID
+	err := s.read(ctx, func(c *conn) error {
+		return c.each(ctx, sqlAreOnline, []any{string(after), limit}, func(scan func(...any) error) error {
+			var u im.UserID
+			if err := scan(&u); err != nil {
+				return err
+			}
+			out = append(out, u)
+			return nil
+		})
+	})
+	return out, fault("store.OnlineUsers", err)
 }
 
 const (

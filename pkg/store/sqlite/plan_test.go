@@ -15,7 +15,7 @@ func TestPlans(t *testing.T) {
 		"conversation": sqlConversation, "member": sqlMember, "stored": sqlStored, "by key": sqlByKey, "top": sqlTop,
 		"stay": sqlStay, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "unread": sqlUnread, "last": sqlLast,
 		"changed": sqlChanged, "asked": sqlAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
-		"user": sqlUser, "creation": sqlCreation, "seen": sqlSeenAt, "visible": sqlVisible,
+		"user": sqlUser, "creation": sqlCreation, "seen": sqlSeenAt, "visible": sqlVisible, "online": sqlAreOnline,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled turn": sqlTurnScheduled, "scheduled open": sqlScheduledOpen,
 	} {
 		args := make([]any, strings.Count(query, "?"))

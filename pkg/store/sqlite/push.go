@@ -40,13 +40,19 @@ func (s *Store) Unacked(ctx context.Context, after, upto int64, members int) ([]
 
 const sqlPutPush = `INSERT INTO push (user_id, conversation_id, seq, message_id, at_ms, due_ms, tries, state, sender)
 SELECT m.user_id, m.conversation_id, ?, ?, ?, ?, 0, 1, ? FROM member m WHERE m.user_id = ? AND m.conversation_id = ? AND m.role > 0 AND m.read < ?
+  AND NOT EXISTS (SELECT 1 FROM mute x WHERE x.user_id = m.user_id AND x.conversation_id = m.conversation_id AND x.until_ms > ?)
 ON CONFLICT (user_id, conversation_id) DO UPDATE SET seq = excluded.seq, message_id = excluded.message_id, at_ms = excluded.at_ms,
-  due_ms = excluded.due_ms, tries = 0, state = 1, sender = excluded.sender WHERE seq < excluded.seq`
+  due_ms = CASE state WHEN 2 THEN max(excluded.due_ms, due_ms) ELSE excluded.due_ms END,
+  tries = CASE WHEN state IN (2, 3) OR tries > 0 THEN 1 ELSE 0 END, state = 1, sender = excluded.sender WHERE seq < excluded.seq`
 
-// putPush makes a push due.
+// putPush makes a push due, unless the conversation is muted. It takes the place of
+// an older one of its conversation: tries above 0 remember that the user may have
+// been told of that, which is withdrawn when the conversation is read. If the user
+// was, the newer one waits until the pause is over that the older one left in
+// due_ms.
 func (t *tx) putPush(p store.Push) error {
 	now := t.now.UnixMilli()
-	_, err := t.exec(sqlPutPush, p.Seq, p.MessageID, now, now, string(p.Sender), string(p.User), string(p.Conversation), p.Seq)
+	_, err := t.exec(sqlPutPush, p.Seq, p.MessageID, now, now, string(p.Sender), string(p.User), string(p.Conversation), p.Seq, now)
 	return err
 }
 
@@ -86,6 +92,9 @@ func (s *Store) DuePushes(ctx context.Context, now time.Time, limit int) ([]stor
 const (
 	sqlPushGone = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND seq = ? AND state = ?`
 	sqlPushMove = `UPDATE push SET state = ?, due_ms = ?, tries = ? WHERE user_id = ? AND conversation_id = ? AND seq = ? AND state = ?`
+	// sqlPushNewer notes in a row with a newer message that its user was told of the
+	// older one.
+	sqlPushNewer = `UPDATE push SET due_ms = max(due_ms, ?), tries = max(tries, 1) WHERE user_id = ? AND conversation_id = ? AND seq > ? AND state = 1`
 	// sqlPushBack brings a row back to be withdrawn that went, because it was read,
 	// while its user was told.
 	sqlPushBack = `INSERT INTO push (user_id, conversation_id, seq, message_id, at_ms, due_ms, tries, state, sender) VALUES (?, ?, ?, ?, ?, ?, 0, 3, ?)
@@ -116,6 +125,9 @@ func (t *tx) settlePush(d store.PushResult) error {
 	}
 	n, err := t.exec(sqlPushMove, d.Next, millis(d.Again), tries, string(d.User), string(d.Conversation), d.Seq, d.State)
 	if err != nil || n > 0 || d.State != store.PushDue || d.Next != store.PushSent {
+		return err
+	}
+	if n, err = t.exec(sqlPushNewer, millis(d.Again), string(d.User), string(d.Conversation), d.Seq); err != nil || n > 0 {
 		return err
 	}
 	now := t.now.UnixMilli()
@@ -176,8 +188,11 @@ const (
 	sqlSetMute = `INSERT INTO mute (user_id, conversation_id, until_ms)
   SELECT m.user_id, m.conversation_id, ? FROM member m WHERE m.user_id = ? AND m.conversation_id = ? AND m.role > 0
   ON CONFLICT (user_id, conversation_id) DO UPDATE SET until_ms = excluded.until_ms`
-	sqlUnmute = `DELETE FROM mute WHERE user_id = ? AND conversation_id = ?`
-	sqlIsHere = `SELECT EXISTS (SELECT 1 FROM member WHERE user_id = ? AND conversation_id = ? AND role > 0)`
+	sqlUnmute  = `DELETE FROM mute WHERE user_id = ? AND conversation_id = ?`
+	sqlIsHere  = `SELECT EXISTS (SELECT 1 FROM member WHERE user_id = ? AND conversation_id = ? AND role > 0)`
+	sqlHush    = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND state IN (1, 4) AND tries = 0`
+	sqlHushNew = `UPDATE push SET state = 2 WHERE user_id = ? AND conversation_id = ? AND state IN (1, 4)`
+	sqlMutes   = `SELECT conversation_id, until_ms FROM mute WHERE user_id = ? AND conversation_id > ? AND until_ms > ? ORDER BY conversation_id LIMIT ?`
 )
 
 // SetMute is store.Pushes'.
@@ -192,12 +207,39 @@ func (s *Store) SetMute(ctx context.Context, conv im.ConversationID, user im.Use
 			return rules.NotMember(op, conv)
 		}
 		t.changed = true
-		var err error
-		if until.After(t.now) {
-			_, err = t.exec(sqlSetMute, millis(until), string(user), string(conv))
-		} else {
-			_, err = t.exec(sqlUnmute, string(user), string(conv))
+		if !until.After(t.now) {
+			_, err := t.exec(sqlUnmute, string(user), string(conv))
+			return err
 		}
-		return err
+		return t.mute(conv, user, until)
 	}))
+}
+
+// mute drops what is due, but keeps the mark of what the user may have been told,
+// to be withdrawn.
+func (t *tx) mute(conv im.ConversationID, user im.UserID, until time.Time) error {
+	if _, err := t.exec(sqlSetMute, millis(until), string(user), string(conv)); err != nil {
+		return err
+	}
+	if _, err := t.exec(sqlHush, string(user), string(conv)); err != nil {
+		return err
+	}
+	_, err := t.exec(sqlHushNew, string(user), string(conv))
+	return err
+}
+
+// Mutes is store.Pushes'.
+func (s *Store) Mutes(ctx context.Context, user im.UserID, after im.ConversationID, limit int) ([]store.Mute, error) {
+	var out []store.Mute
+	err := s.read(ctx, func(c *conn) error {
+		return c.each(ctx, sqlMutes, []any{string(user), string(after), time.Now().UnixMilli(), limit}, func(scan func(...any) error) error {
+			m := store.Mute{User: user}
+			var until int64
+			err := scan(&m.Conversation, &until)
+			m.Until = moment(until)
+			out = append(out, m)
+			return err
+		})
+	})
+	return out, fault("store.Mutes", err)
 }

@@ -216,6 +216,43 @@ func outboxTrims(k *kit) {
 	}
 }
 
+// An event that says of a user what is known already is none, in whatever call it
+// comes; what is known outlives the events.
+func userEvents(k *kit) {
+	p := k.fed()
+	at := time.UnixMilli(1_700_000_000_000)
+	put := func(want int64, events ...store.Event) {
+		k.Helper()
+		for i := range events {
+			events[i].At = at
+		}
+		k.must(k.s.PutEvents(k.ctx(), p, events))
+		if o, err := k.s.OutboxState(k.ctx()); err != nil || o.Last != want {
+			k.Errorf("after %+v there are %d events, want %d, %v", events, o.Last, want, err)
+		}
+	}
+	comes := func(u im.UserID) store.Event { return store.Event{Kind: store.UserOnline, User: u} }
+	goes := func(u im.UserID) store.Event { return store.Event{Kind: store.UserOffline, User: u} }
+	put(0, goes("a"))
+	put(2, comes("a"), comes("b"))
+	put(2, comes("a"), comes("b")) // the outcome of the first call was not known
+	put(5, goes("b"), comes("c"), goes("b"), comes("b"), comes("c"))
+	put(6, goes("c"))
+	if _, err := k.s.TrimEvents(k.ctx(), p, at.Add(time.Hour), 100); err != nil {
+		k.Fatal(err)
+	}
+	k.s = k.d.Reopen(k.T, k.s)
+	put(6, comes("b"), goes("c"))
+	put(7, comes("d"))
+	first, err := k.s.OnlineUsers(k.ctx(), "", 2)
+	k.must(err)
+	rest, err := k.s.OnlineUsers(k.ctx(), "b", 2)
+	k.must(err)
+	if !slices.Equal(first, []im.UserID{"a", "b"}) || !slices.Equal(rest, []im.UserID{"d"}) {
+		k.Errorf("online are %v and %v", first, rest)
+	}
+}
+
 func receiverRows(k *kit) {
 	p := k.fed()
 	r := store.Receiver{Name: "shop", Cursor: 7, Reached: 7, Open: []store.Open{{Position: 3, Tries: 2}, {Position: 6}}}
@@ -366,7 +403,7 @@ func pushRows(k *kit) {
 	}
 	list, err := k.s.DuePushes(k.ctx(), again, 10)
 	k.must(err)
-	if len(list) != 1 || list[0].Tries != 1 {
+	if len(list) != 1 || list[0].Tries != 2 { // one of them is that of the older message
 		k.Fatalf("after a try: %+v", list)
 	}
 	settle(store.PushResult{Push: list[0], Next: store.PushSent})
@@ -407,6 +444,87 @@ func pushReadMeanwhile(k *kit) {
 	k.pushed(p, []store.Push{{User: "b", Conversation: d, Seq: one, MessageID: 11, Sender: "a"}})
 	if left := k.due(); len(left) != 1 || left[0].State != store.PushWithdraw {
 		k.Errorf("what is read becomes due: %+v", left)
+	}
+}
+
+// What takes the place of a notice that was told is withdrawn though it was not
+// told itself, and waits for the pause that the older one left.
+func pushNewer(k *kit) {
+	p := k.fed()
+	d := direct("a", "b")
+	next := func() store.Push {
+		seq := k.sent(to("a", "b", fmt.Sprint(time.Now().UnixNano())))
+		return store.Push{User: "b", Conversation: d, Seq: seq, MessageID: im.MessageID(seq), Sender: "a"}
+	}
+	told := func(one store.Push, pause time.Duration) {
+		k.Helper()
+		k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: one, Next: store.PushSent, Again: time.Now().Add(pause)}}))
+	}
+	one, two, three := next(), next(), next()
+	k.pushed(p, []store.Push{one})
+	told(k.due()[0], time.Hour)
+	k.pushed(p, []store.Push{two})
+	if list := k.due(); len(list) != 0 {
+		k.Errorf("a newer one comes in the pause: %+v", list)
+	}
+	k.read(d, "b", two.Seq)
+	list := k.due()
+	if len(list) != 1 || list[0].State != store.PushWithdraw || list[0].Seq != two.Seq {
+		k.Fatalf("the older one was told, the newer one was not: %+v", list)
+	}
+	k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: list[0], Gone: true}}))
+	k.pushed(p, []store.Push{three})
+	list = k.due()
+	four := next()
+	k.pushed(p, []store.Push{four}) // while three is being told
+	told(list[0], 0)
+	k.read(d, "b", four.Seq)
+	if list = k.due(); len(list) != 1 || list[0].State != store.PushWithdraw {
+		k.Errorf("the older one was being told: %+v", list)
+	}
+}
+
+// Muting drops what is due, lets nothing become due, and takes back nothing.
+func pushMuted(k *kit) {
+	p := k.fed()
+	d := direct("a", "b")
+	seq := k.sent(to("a", "b", "one"))
+	push := store.Push{User: "b", Conversation: d, Seq: seq, MessageID: 11, Sender: "a"}
+	k.pushed(p, []store.Push{push})
+	until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	k.must(k.s.SetMute(k.ctx(), d, "b", until))
+	k.pushed(p, []store.Push{push})
+	if list := k.due(); len(list) != 0 {
+		k.Errorf("due of what is muted: %+v", list)
+	}
+	g := k.group("b", "c")
+	k.must(k.s.SetMute(k.ctx(), g, "b", until.Add(time.Second)))
+	k.must(k.s.SetMute(k.ctx(), g, "c", until))
+	mutes := func(after im.ConversationID, limit int) []store.Mute {
+		k.Helper()
+		list, err := k.s.Mutes(k.ctx(), "b", after, limit)
+		k.must(err)
+		for i := range list {
+			list[i].Until = list[i].Until.UTC()
+		}
+		return list
+	}
+	first, second := store.Mute{User: "b", Conversation: d, Until: until.UTC()}, store.Mute{User: "b", Conversation: g, Until: until.Add(time.Second).UTC()}
+	same(k, "mutes", mutes("", 10), []store.Mute{first, second})
+	same(k, "the first mute", mutes("", 1), []store.Mute{first})
+	same(k, "mutes behind one", mutes(d, 10), []store.Mute{second})
+	k.must(k.s.SetMute(k.ctx(), d, "b", time.Time{}))
+	same(k, "mutes without one that was lifted", mutes("", 10), []store.Mute{second})
+	k.pushed(p, []store.Push{push})
+	list := k.due()
+	if len(list) != 1 {
+		k.Fatalf("due after the mute: %+v", list)
+	}
+	k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: list[0], Next: store.PushSent}}))
+	k.must(k.s.SetMute(k.ctx(), d, "b", until))
+	k.read(d, "b", seq)
+	if list = k.due(); len(list) != 1 || list[0].State != store.PushWithdraw {
+		k.Errorf("what was told before it was muted is read: %+v", list)
 	}
 }
 

@@ -57,6 +57,10 @@ func (s *sum) add(b *store.Batch) {
 	for i := range b.ReceiverNames {
 		s.row(f.begin().text(b.ReceiverNames[i].Name).b)
 	}
+	for i := range b.LastSeen {
+		r := &b.LastSeen[i]
+		s.row(f.begin().text(string(r.User)).time(r.At).b)
+	}
 	for i := range b.Revocations {
 		r := &b.Revocations[i]
 		s.row(f.begin().text(string(r.User)).text(string(r.Login)).time(r.IssuedBefore).num(int64(r.Reason)).time(r.Until).b)

@@ -9,7 +9,7 @@ import { InfoPanel } from "./info.js";
 import type { Session } from "./session.js";
 import { Sidebar } from "./sidebar.js";
 import { SignIn } from "./signin.js";
-import { close, dialogOpen, followHistory, infoOpen, open, selected, session, tick, watching } from "./state.js";
+import { close, dialogOpen, followHistory, infoOpen, muted, open, selected, session, tick, watching } from "./state.js";
 import { Toasts } from "./toasts.js";
 
 /** Everything there is. */
@@ -53,7 +53,7 @@ function idOf(conversation: object): number {
 
 function useTitle(current: Session): void {
   void tick.value;
-  const unread = current.client.conversations.reduce((sum, c) => sum + c.timeline.unread, 0);
+  const unread = current.client.conversations.reduce((sum, c) => sum + (muted(c) ? 0 : c.timeline.unread), 0);
   useEffect(() => {
     document.title = unread > 0 ? `(${countOf(unread)}) imd` : "imd";
   }, [unread]);

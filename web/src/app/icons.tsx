@@ -33,6 +33,7 @@ export const Exit = () => <Icon><path d="M14 4h4a2 2 0 012 2v12a2 2 0 01-2 2h-4M
 export const Group = () => <Icon size={14}><circle cx="9" cy="8" r="3.500" /><path d="M3 20c0-4 2.500-6 6-6s6 2 6 6M16 5a3.500 3.500 0 010 6.500M18 14.500c2 .8 3 2.600 3 5.500" /></Icon>;
 export const Alert = () => <Icon size={16}><circle cx="12" cy="12" r="9" /><path d="M12 7v6M12 16.400v.1" /></Icon>;
 export const Clock = () => <Icon size={14}><circle cx="12" cy="12" r="8.500" /><path d="M12 7.500V12l3 2" /></Icon>;
+export const Muted = () => <Icon size={14}><path d="M6 16V11a6 6 0 019-5.200M18 11v5H8M10 20h4M4 4l16 16" /></Icon>;
 export const Check = () => <Icon size={15}><path d="M5 12.500l4.500 4.500L19 7.500" /></Icon>;
 export const Checks = () => <Icon size={17}><path d="M2 12.500l4.500 4.500L15 7.500M11.500 16l1 1L22 7.500" /></Icon>;
 

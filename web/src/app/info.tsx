@@ -7,7 +7,7 @@ import { idProblem, idsOf } from "./dialog.js";
 import { plural, presenceText } from "./format.js";
 import * as icons from "./icons.js";
 import type { Session } from "./session.js";
-import { infoOpen, tick, toast, toastError } from "./state.js";
+import { infoOpen, muted, mutes, readMutes, tick, toast, toastError } from "./state.js";
 
 interface Props {
   session: Session;
@@ -26,6 +26,7 @@ export function InfoPanel({ session, conversation }: Props) {
         </button>
       </header>
       <div class="info-body">
+        {conversation.id !== "" && conversation.role !== Role.UNSPECIFIED && <MuteChoice session={session} conversation={conversation} />}
         {conversation.kind === ConversationKind.GROUP ? (
           <GroupInfo session={session} conversation={conversation} />
         ) : (
@@ -33,6 +34,44 @@ export function InfoPanel({ session, conversation }: Props) {
         )}
       </div>
     </aside>
+  );
+}
+
+const hour = 3_600_000;
+
+/** For how long notices about new messages are kept away. */
+function MuteChoice({ session, conversation }: Props) {
+  void tick.value;
+  const until = mutes.value.get(conversation.id) ?? 0;
+  const run = (what: Promise<void>, done: string) =>
+    void what.then(() => readMutes(session)).then(() => toast(done), toastError);
+  if (muted(conversation)) {
+    return (
+      <div class="info-actions">
+        <button type="button" onClick={() => run(session.api.unmute(conversation.id), "You are notified of new messages again.")}>
+          Unmute
+        </button>
+        <span class="quiet">{until === 0 ? "Muted" : `Muted until ${new Date(until).toLocaleString()}`}</span>
+      </div>
+    );
+  }
+  const choose = (event: Event & { currentTarget: HTMLSelectElement }) => {
+    const hours = event.currentTarget.value;
+    event.currentTarget.value = "";
+    if (hours === "") return;
+    const end = hours === "0" ? 0 : Date.now() + Number(hours) * hour;
+    run(session.api.mute(conversation.id, end), "You are not notified of new messages here.");
+  };
+  return (
+    <div class="info-actions">
+      <select class="role" aria-label="Mute this conversation" onChange={choose}>
+        <option value="">Mute</option>
+        <option value="1">for an hour</option>
+        <option value="8">for 8 hours</option>
+        <option value="168">for a week</option>
+        <option value="0">until I unmute it</option>
+      </select>
+    </div>
   );
 }
 

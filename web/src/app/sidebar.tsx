@@ -6,7 +6,7 @@ import { Avatar } from "./avatar.js";
 import { countOf, plural, previewOf, shortTime, typingText } from "./format.js";
 import * as icons from "./icons.js";
 import type { Session } from "./session.js";
-import { dialogOpen, leave, open, selected, tick } from "./state.js";
+import { dialogOpen, leave, muted, open, selected, tick } from "./state.js";
 
 const searchFrom = 8;
 
@@ -101,6 +101,12 @@ function Row({ session, conversation: c, current }: { session: Session; conversa
           <span class="row-line">
             <bdi class="row-title">{c.title}</bdi>
             {online && <span class="spoken">online</span>}
+            {muted(c) && (
+              <span class="row-muted" title="Muted">
+                <icons.Muted />
+                <span class="spoken">muted</span>
+              </span>
+            )}
             <time class="row-time">{shortTime(c.activityAt, Date.now())}</time>
           </span>
           <span class="row-line">

@@ -24,6 +24,8 @@ export const spoken = signal("");
  * drawn again only when its properties change.
  */
 export const tick = signal(0);
+/** Until when conversations are muted, by id; 0 = until they are unmuted. */
+export const mutes = signal<Map<string, number>>(new Map());
 /** Whether the person looks at the page. */
 export const watching = signal(true);
 
@@ -63,8 +65,14 @@ export function toastError(error: unknown): void {
 
 /** Begins to use a session, and to connect. */
 export function enter(s: Session): void {
+  let online = false;
   s.client.on({
-    state: refresh,
+    state: () => {
+      const before = online;
+      online = s.client.state.phase === "online";
+      if (online && !before) void readMutes(s);
+      refresh();
+    },
     conversation: refresh,
     presence: refresh,
     conversations: () => {
@@ -80,11 +88,28 @@ export function enter(s: Session): void {
   s.client.start();
 }
 
+/** Reads what this user has muted, here or on another device. */
+export async function readMutes(s: Session): Promise<void> {
+  try {
+    const read = await s.api.listMutes();
+    if (session.value === s) mutes.value = read;
+  } catch {
+    // What was known before stays; it is read again with the next connection.
+  }
+}
+
+/** Whether notices of a conversation are kept away now. */
+export function muted(conversation: Conversation): boolean {
+  const until = mutes.value.get(conversation.id);
+  return until !== undefined && (until === 0 || until > Date.now());
+}
+
 /** Leaves the session and shows the sign-in page. */
 export function leave(): void {
   if (session.value) forget(session.value);
   session.value = selected.value = undefined;
   infoOpen.value = dialogOpen.value = false;
+  mutes.value = new Map();
 }
 
 /** Opens a conversation; the browser's back button closes it. */

@@ -134,6 +134,30 @@ export class Api {
     return scheduledOf((answer.scheduled ?? {}) as Json);
   }
 
+  /**
+   * Keeps notices of a conversation away while no device is connected, and leaves
+   * it out of their badge. until: milliseconds since 1970; 0 = until unmute.
+   */
+  async mute(conversationId: string, until = 0): Promise<void> {
+    await this.#call("ConversationService/Mute", { conversationId, untilMs: String(until) });
+  }
+
+  async unmute(conversationId: string): Promise<void> {
+    await this.#call("ConversationService/Unmute", { conversationId });
+  }
+
+  /** Until when conversations are muted, by id; 0 = until unmute. */
+  async listMutes(): Promise<Map<string, number>> {
+    const mutes = new Map<string, number>();
+    let pageToken = "";
+    do {
+      const page = await this.#call("ConversationService/ListMutes", { limit: memberPage, pageToken });
+      for (const m of (page.conversations ?? []) as Json[]) mutes.set(String(m.conversationId ?? ""), Number(m.untilMs ?? 0));
+      pageToken = String(page.nextPageToken ?? "");
+    } while (pageToken !== "");
+    return mutes;
+  }
+
   /** Direct messages from this user are refused from now on. */
   async block(userId: string): Promise<void> {
     await this.#call("UserService/Block", { userId });

@@ -8,7 +8,7 @@ import { Timers } from "./timers.js";
 
 const ackEntries = 32;
 const ackDelayMs = 250;
-/** In groups where nobody sees the receipts of others. */
+/** In groups where nobody sees the receipts of others, at most: their members acknowledge at some time of its second half, not all at once. */
 const ackDelayLargeMs = 2_000;
 const readIntervalMs = 1_000;
 
@@ -38,7 +38,7 @@ export class Marks {
     const large = conversation.memberCount > receiptMembers;
     if (this.#timers.has("ack") && (large || !this.#late)) return;
     this.#late = large;
-    this.#timers.set("ack", large ? ackDelayLargeMs : ackDelayMs, () => this.#ack());
+    this.#timers.set("ack", large ? ackDelayLargeMs * (1 - Math.random() / 2) : ackDelayMs, () => this.#ack());
   }
 
   /** The user has read up to seq. */

@@ -157,6 +157,7 @@ func (w *world) fill(t testing.TB, s store.MessageStore) {
 	fence, err := s.ClaimFence(ctx, store.FenceClaim{Name: "scheduler", Holder: "h", Cluster: "c", Revision: 5})
 	must(t, err)
 	must(t, s.SetMute(ctx, w.direct, "bob", until))
+	must(t, s.SaveSeen(ctx, fence.Proof(), []store.Seen{{User: "ann", At: until}, {User: "gone", At: until.Add(time.Second)}}))
 	_, err = s.SaveReceiver(ctx, fence.Proof(), store.Receiver{Name: "shop"}, store.Settled{})
 	must(t, err)
 	p, err := s.Sync(ctx, store.SyncQuery{User: "ann", Limit: 100})
@@ -256,6 +257,14 @@ func (w *world) compare(t testing.TB, s store.MessageStore) {
 		}
 		same("keys", func(s store.MessageStore) (any, error) { return s.Keys(ctx) })
 		same("worker", func(s store.MessageStore) (any, error) { return s.WorkerMark(ctx, 70) })
+		same("last seen", func(s store.MessageStore) (any, error) {
+			all, err := s.Seen(ctx, []im.UserID{"ann", "gone"})
+			if len(all) != 2 {
+				t.Errorf("seen were %v", all)
+			}
+			slices.SortFunc(all, func(a, b store.Seen) int { return a.At.Compare(b.At) })
+			return all, err
+		})
 		same("fence", func(s store.MessageStore) (any, error) { return s.Fence(ctx, "scheduler") })
 		same("newest", func(s store.MessageStore) (any, error) { return s.Newest(ctx) })
 		same("members", func(s store.MessageStore) (any, error) { return s.Members(ctx, w.group, "", "", 100) })

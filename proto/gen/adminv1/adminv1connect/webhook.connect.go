@@ -94,7 +94,8 @@ type WebhookServiceClient interface {
 	// from a time on, or its dead letters. Errors: not_found, bad_request (the
 	// events are not kept any more; not exactly one of them is asked for).
 	ReplayReceiver(context.Context, *adminv1.ReplayReceiverRequest) (*adminv1.ReplayReceiverResponse, error)
-	// ListDeadLetters lists what was given up for a receiver, by cursor.
+	// ListDeadLetters lists what was given up for a receiver, by cursor. Errors:
+	// not_found.
 	ListDeadLetters(context.Context, *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error)
 	// RemoveReceiver forgets where a receiver stands, and its dead letters. One that
 	// is in the configuration begins anew with what comes then. Errors: not_found.
@@ -120,7 +121,8 @@ type WebhookServiceHandler interface {
 	// from a time on, or its dead letters. Errors: not_found, bad_request (the
 	// events are not kept any more; not exactly one of them is asked for).
 	ReplayReceiver(context.Context, *adminv1.ReplayReceiverRequest) (*adminv1.ReplayReceiverResponse, error)
-	// ListDeadLetters lists what was given up for a receiver, by cursor.
+	// ListDeadLetters lists what was given up for a receiver, by cursor. Errors:
+	// not_found.
 	ListDeadLetters(context.Context, *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error)
 	// RemoveReceiver forgets where a receiver stands, and its dead letters. One that
 	// is in the configuration begins anew with what comes then. Errors: not_found.

@@ -64,6 +64,10 @@ const (
 	DirectoryServiceSetUserProcedure = "/imd.internal.v1.DirectoryService/SetUser"
 	// DirectoryServiceSetBlockProcedure is the procedure name of the DirectoryService's SetBlock RPC.
 	DirectoryServiceSetBlockProcedure = "/imd.internal.v1.DirectoryService/SetBlock"
+	// DirectoryServiceSetMuteProcedure is the procedure name of the DirectoryService's SetMute RPC.
+	DirectoryServiceSetMuteProcedure = "/imd.internal.v1.DirectoryService/SetMute"
+	// DirectoryServiceMutesProcedure is the procedure name of the DirectoryService's Mutes RPC.
+	DirectoryServiceMutesProcedure = "/imd.internal.v1.DirectoryService/Mutes"
 	// DirectoryServiceAdmitProcedure is the procedure name of the DirectoryService's Admit RPC.
 	DirectoryServiceAdmitProcedure = "/imd.internal.v1.DirectoryService/Admit"
 	// DirectoryServiceRevokeProcedure is the procedure name of the DirectoryService's Revoke RPC.
@@ -599,6 +603,22 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	directoryServiceSetMuteSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("SetMute"),
+			Procedure:        DirectoryServiceSetMuteProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	directoryServiceMutesSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           internalv1.File_imd_internal_v1_internal_proto.Services().ByName("DirectoryService").Methods().ByName("Mutes"),
+			Procedure:        DirectoryServiceMutesProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 	directoryServiceAdmitSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -665,6 +685,11 @@ type DirectoryServiceClient interface {
 	SetUser(context.Context, *internalv1.SetUserRequest) (*internalv1.SetUserResponse, error)
 	// SetBlock blocks or unblocks a user for another. Idempotent.
 	SetBlock(context.Context, *internalv1.SetBlockRequest) (*internalv1.SetBlockResponse, error)
+	// SetMute keeps notices of a conversation away from a member while its devices
+	// are not connected, or lifts that. Idempotent. Errors: not_member.
+	SetMute(context.Context, *internalv1.SetMuteRequest) (*internalv1.SetMuteResponse, error)
+	// Mutes lists what a user has muted. Errors: invalid_id.
+	Mutes(context.Context, *internalv1.MutesRequest) (*internalv1.MutesResponse, error)
 	// Admit tells whether a login may begin a session now, and makes its user
 	// known. Idempotent.
 	Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error)
@@ -698,6 +723,11 @@ type DirectoryServiceHandler interface {
 	SetUser(context.Context, *internalv1.SetUserRequest) (*internalv1.SetUserResponse, error)
 	// SetBlock blocks or unblocks a user for another. Idempotent.
 	SetBlock(context.Context, *internalv1.SetBlockRequest) (*internalv1.SetBlockResponse, error)
+	// SetMute keeps notices of a conversation away from a member while its devices
+	// are not connected, or lifts that. Idempotent. Errors: not_member.
+	SetMute(context.Context, *internalv1.SetMuteRequest) (*internalv1.SetMuteResponse, error)
+	// Mutes lists what a user has muted. Errors: invalid_id.
+	Mutes(context.Context, *internalv1.MutesRequest) (*internalv1.MutesResponse, error)
 	// Admit tells whether a login may begin a session now, and makes its user
 	// known. Idempotent.
 	Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error)
@@ -725,6 +755,8 @@ func RegisterDirectoryServiceHandler(server *connect.Server, svc DirectoryServic
 		connect.Method{Spec: directoryServiceUserSpec(), Handler: adapter.user},
 		connect.Method{Spec: directoryServiceSetUserSpec(), Handler: adapter.setUser},
 		connect.Method{Spec: directoryServiceSetBlockSpec(), Handler: adapter.setBlock},
+		connect.Method{Spec: directoryServiceSetMuteSpec(), Handler: adapter.setMute},
+		connect.Method{Spec: directoryServiceMutesSpec(), Handler: adapter.mutes},
 		connect.Method{Spec: directoryServiceAdmitSpec(), Handler: adapter.admit},
 		connect.Method{Spec: directoryServiceRevokeSpec(), Handler: adapter.revoke},
 		connect.Method{Spec: directoryServiceProveSpec(), Handler: adapter.prove},
@@ -748,6 +780,14 @@ func (UnimplementedDirectoryServiceHandler) SetUser(context.Context, *internalv1
 
 func (UnimplementedDirectoryServiceHandler) SetBlock(context.Context, *internalv1.SetBlockRequest) (*internalv1.SetBlockResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.SetBlock is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) SetMute(context.Context, *internalv1.SetMuteRequest) (*internalv1.SetMuteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.SetMute is not implemented")
+}
+
+func (UnimplementedDirectoryServiceHandler) Mutes(context.Context, *internalv1.MutesRequest) (*internalv1.MutesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.internal.v1.DirectoryService.Mutes is not implemented")
 }
 
 func (UnimplementedDirectoryServiceHandler) Admit(context.Context, *internalv1.AdmitRequest) (*internalv1.AdmitResponse, error) {
@@ -801,6 +841,22 @@ func (c *directoryServiceClient) SetUser(ctx context.Context, req *internalv1.Se
 func (c *directoryServiceClient) SetBlock(ctx context.Context, req *internalv1.SetBlockRequest) (*internalv1.SetBlockResponse, error) {
 	var res internalv1.SetBlockResponse
 	if err := c.client.CallUnary(ctx, directoryServiceSetBlockSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) SetMute(ctx context.Context, req *internalv1.SetMuteRequest) (*internalv1.SetMuteResponse, error) {
+	var res internalv1.SetMuteResponse
+	if err := c.client.CallUnary(ctx, directoryServiceSetMuteSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *directoryServiceClient) Mutes(ctx context.Context, req *internalv1.MutesRequest) (*internalv1.MutesResponse, error) {
+	var res internalv1.MutesResponse
+	if err := c.client.CallUnary(ctx, directoryServiceMutesSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -894,6 +950,30 @@ func (h directoryServiceHandler) setBlock(ctx context.Context, _ connect.Spec, s
 		return err
 	}
 	res, err := h.svc.SetBlock(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) setMute(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.SetMuteRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.SetMute(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h directoryServiceHandler) mutes(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req internalv1.MutesRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Mutes(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -864,6 +864,366 @@ func (x *ClearHistoryResponse) GetStart() int64 {
 	return 0
 }
 
+// MuteRequest mutes a conversation for the caller.
+type MuteRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	// Milliseconds since 1970; 0 = until it is lifted.
+	UntilMs       int64  `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	AsUser        string `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MuteRequest) Reset() {
+	*x = MuteRequest{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MuteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MuteRequest) ProtoMessage() {}
+
+func (x *MuteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MuteRequest.ProtoReflect.Descriptor instead.
+func (*MuteRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MuteRequest) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *MuteRequest) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+func (x *MuteRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+// MuteResponse is empty.
+type MuteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MuteResponse) Reset() {
+	*x = MuteResponse{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MuteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MuteResponse) ProtoMessage() {}
+
+func (x *MuteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MuteResponse.ProtoReflect.Descriptor instead.
+func (*MuteResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{14}
+}
+
+// UnmuteRequest lifts a mute.
+type UnmuteRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	AsUser         string                 `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *UnmuteRequest) Reset() {
+	*x = UnmuteRequest{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnmuteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnmuteRequest) ProtoMessage() {}
+
+func (x *UnmuteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnmuteRequest.ProtoReflect.Descriptor instead.
+func (*UnmuteRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *UnmuteRequest) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *UnmuteRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+// UnmuteResponse is empty.
+type UnmuteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnmuteResponse) Reset() {
+	*x = UnmuteResponse{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnmuteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnmuteResponse) ProtoMessage() {}
+
+func (x *UnmuteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnmuteResponse.ProtoReflect.Descriptor instead.
+func (*UnmuteResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{16}
+}
+
+// ListMutesRequest asks for one page of mutes.
+type ListMutesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 = 100; at most 500.
+	Limit int32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// From the page before; empty = the first.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	AsUser        string `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMutesRequest) Reset() {
+	*x = ListMutesRequest{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMutesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMutesRequest) ProtoMessage() {}
+
+func (x *ListMutesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMutesRequest.ProtoReflect.Descriptor instead.
+func (*ListMutesRequest) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListMutesRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListMutesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListMutesRequest) GetAsUser() string {
+	if x != nil {
+		return x.AsUser
+	}
+	return ""
+}
+
+// MutedConversation is a conversation that the caller has muted.
+type MutedConversation struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	// Milliseconds since 1970; 0 = until it is lifted.
+	UntilMs       int64 `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MutedConversation) Reset() {
+	*x = MutedConversation{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MutedConversation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MutedConversation) ProtoMessage() {}
+
+func (x *MutedConversation) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MutedConversation.ProtoReflect.Descriptor instead.
+func (*MutedConversation) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MutedConversation) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *MutedConversation) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+// ListMutesResponse is one page of mutes that are not over.
+type ListMutesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conversations []*MutedConversation   `protobuf:"bytes,1,rep,name=conversations,proto3" json:"conversations,omitempty"`
+	// Empty = the end.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMutesResponse) Reset() {
+	*x = ListMutesResponse{}
+	mi := &file_imd_v1_conversation_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMutesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMutesResponse) ProtoMessage() {}
+
+func (x *ListMutesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imd_v1_conversation_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMutesResponse.ProtoReflect.Descriptor instead.
+func (*ListMutesResponse) Descriptor() ([]byte, []int) {
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListMutesResponse) GetConversations() []*MutedConversation {
+	if x != nil {
+		return x.Conversations
+	}
+	return nil
+}
+
+func (x *ListMutesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // ListRequest asks for one page of the caller's conversations.
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -876,7 +1236,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_imd_v1_conversation_proto_msgTypes[13]
+	mi := &file_imd_v1_conversation_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1248,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_conversation_proto_msgTypes[13]
+	mi := &file_imd_v1_conversation_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1261,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{13}
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListRequest) GetPageToken() string {
@@ -930,7 +1290,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_imd_v1_conversation_proto_msgTypes[14]
+	mi := &file_imd_v1_conversation_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -942,7 +1302,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imd_v1_conversation_proto_msgTypes[14]
+	mi := &file_imd_v1_conversation_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -955,7 +1315,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{14}
+	return file_imd_v1_conversation_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListResponse) GetConversations() []*clientv1.ConversationState {
@@ -1041,14 +1401,34 @@ const file_imd_v1_conversation_proto_rawDesc = "" +
 	"\tup_to_seq\x18\x02 \x01(\x03R\aupToSeq\x12\x17\n" +
 	"\aas_user\x18\x0f \x01(\tR\x06asUser\",\n" +
 	"\x14ClearHistoryResponse\x12\x14\n" +
-	"\x05start\x18\x01 \x01(\x03R\x05start\"E\n" +
+	"\x05start\x18\x01 \x01(\x03R\x05start\"j\n" +
+	"\vMuteRequest\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x19\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUser\"\x0e\n" +
+	"\fMuteResponse\"Q\n" +
+	"\rUnmuteRequest\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUser\"\x10\n" +
+	"\x0eUnmuteResponse\"`\n" +
+	"\x10ListMutesRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\x05R\x05limit\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x17\n" +
+	"\aas_user\x18\x0f \x01(\tR\x06asUser\"W\n" +
+	"\x11MutedConversation\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x19\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"|\n" +
+	"\x11ListMutesResponse\x12?\n" +
+	"\rconversations\x18\x01 \x03(\v2\x19.imd.v1.MutedConversationR\rconversations\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"E\n" +
 	"\vListRequest\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x01 \x01(\tR\tpageToken\x12\x17\n" +
 	"\aas_user\x18\x0f \x01(\tR\x06asUser\"~\n" +
 	"\fListResponse\x12F\n" +
 	"\rconversations\x18\x01 \x03(\v2 .imd.client.v1.ConversationStateR\rconversations\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xb0\x05\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xed\x06\n" +
 	"\x13ConversationService\x12<\n" +
 	"\x06Create\x12\x15.imd.v1.CreateRequest\x1a\x16.imd.v1.ChangeResponse\"\x03\x90\x02\x02\x12<\n" +
 	"\x06Rename\x12\x15.imd.v1.RenameRequest\x1a\x16.imd.v1.ChangeResponse\"\x03\x90\x02\x02\x12:\n" +
@@ -1060,6 +1440,9 @@ const file_imd_v1_conversation_proto_rawDesc = "" +
 	"\x05Leave\x12\x14.imd.v1.LeaveRequest\x1a\x16.imd.v1.ChangeResponse\"\x03\x90\x02\x02\x12K\n" +
 	"\vListMembers\x12\x1a.imd.v1.ListMembersRequest\x1a\x1b.imd.v1.ListMembersResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\fClearHistory\x12\x1b.imd.v1.ClearHistoryRequest\x1a\x1c.imd.v1.ClearHistoryResponse\"\x03\x90\x02\x02\x126\n" +
+	"\x04Mute\x12\x13.imd.v1.MuteRequest\x1a\x14.imd.v1.MuteResponse\"\x03\x90\x02\x02\x12<\n" +
+	"\x06Unmute\x12\x15.imd.v1.UnmuteRequest\x1a\x16.imd.v1.UnmuteResponse\"\x03\x90\x02\x02\x12E\n" +
+	"\tListMutes\x12\x18.imd.v1.ListMutesRequest\x1a\x19.imd.v1.ListMutesResponse\"\x03\x90\x02\x01\x126\n" +
 	"\x04List\x12\x13.imd.v1.ListRequest\x1a\x14.imd.v1.ListResponse\"\x03\x90\x02\x01B-Z+github.com/imdhq/imd/sdk/go/gen/imdv1;imdv1b\x06proto3"
 
 var (
@@ -1074,7 +1457,7 @@ func file_imd_v1_conversation_proto_rawDescGZIP() []byte {
 	return file_imd_v1_conversation_proto_rawDescData
 }
 
-var file_imd_v1_conversation_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_imd_v1_conversation_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_imd_v1_conversation_proto_goTypes = []any{
 	(*CreateRequest)(nil),              // 0: imd.v1.CreateRequest
 	(*ChangeResponse)(nil),             // 1: imd.v1.ChangeResponse
@@ -1089,41 +1472,55 @@ var file_imd_v1_conversation_proto_goTypes = []any{
 	(*ListMembersResponse)(nil),        // 10: imd.v1.ListMembersResponse
 	(*ClearHistoryRequest)(nil),        // 11: imd.v1.ClearHistoryRequest
 	(*ClearHistoryResponse)(nil),       // 12: imd.v1.ClearHistoryResponse
-	(*ListRequest)(nil),                // 13: imd.v1.ListRequest
-	(*ListResponse)(nil),               // 14: imd.v1.ListResponse
-	(clientv1.Role)(0),                 // 15: imd.client.v1.Role
-	(*clientv1.ConversationState)(nil), // 16: imd.client.v1.ConversationState
+	(*MuteRequest)(nil),                // 13: imd.v1.MuteRequest
+	(*MuteResponse)(nil),               // 14: imd.v1.MuteResponse
+	(*UnmuteRequest)(nil),              // 15: imd.v1.UnmuteRequest
+	(*UnmuteResponse)(nil),             // 16: imd.v1.UnmuteResponse
+	(*ListMutesRequest)(nil),           // 17: imd.v1.ListMutesRequest
+	(*MutedConversation)(nil),          // 18: imd.v1.MutedConversation
+	(*ListMutesResponse)(nil),          // 19: imd.v1.ListMutesResponse
+	(*ListRequest)(nil),                // 20: imd.v1.ListRequest
+	(*ListResponse)(nil),               // 21: imd.v1.ListResponse
+	(clientv1.Role)(0),                 // 22: imd.client.v1.Role
+	(*clientv1.ConversationState)(nil), // 23: imd.client.v1.ConversationState
 }
 var file_imd_v1_conversation_proto_depIdxs = []int32{
-	15, // 0: imd.v1.SetRoleRequest.role:type_name -> imd.client.v1.Role
-	15, // 1: imd.v1.Member.role:type_name -> imd.client.v1.Role
+	22, // 0: imd.v1.SetRoleRequest.role:type_name -> imd.client.v1.Role
+	22, // 1: imd.v1.Member.role:type_name -> imd.client.v1.Role
 	9,  // 2: imd.v1.ListMembersResponse.members:type_name -> imd.v1.Member
-	16, // 3: imd.v1.ListResponse.conversations:type_name -> imd.client.v1.ConversationState
-	0,  // 4: imd.v1.ConversationService.Create:input_type -> imd.v1.CreateRequest
-	2,  // 5: imd.v1.ConversationService.Rename:input_type -> imd.v1.RenameRequest
-	3,  // 6: imd.v1.ConversationService.Close:input_type -> imd.v1.CloseRequest
-	4,  // 7: imd.v1.ConversationService.AddMembers:input_type -> imd.v1.AddMembersRequest
-	5,  // 8: imd.v1.ConversationService.RemoveMembers:input_type -> imd.v1.RemoveMembersRequest
-	6,  // 9: imd.v1.ConversationService.SetRole:input_type -> imd.v1.SetRoleRequest
-	7,  // 10: imd.v1.ConversationService.Leave:input_type -> imd.v1.LeaveRequest
-	8,  // 11: imd.v1.ConversationService.ListMembers:input_type -> imd.v1.ListMembersRequest
-	11, // 12: imd.v1.ConversationService.ClearHistory:input_type -> imd.v1.ClearHistoryRequest
-	13, // 13: imd.v1.ConversationService.List:input_type -> imd.v1.ListRequest
-	1,  // 14: imd.v1.ConversationService.Create:output_type -> imd.v1.ChangeResponse
-	1,  // 15: imd.v1.ConversationService.Rename:output_type -> imd.v1.ChangeResponse
-	1,  // 16: imd.v1.ConversationService.Close:output_type -> imd.v1.ChangeResponse
-	1,  // 17: imd.v1.ConversationService.AddMembers:output_type -> imd.v1.ChangeResponse
-	1,  // 18: imd.v1.ConversationService.RemoveMembers:output_type -> imd.v1.ChangeResponse
-	1,  // 19: imd.v1.ConversationService.SetRole:output_type -> imd.v1.ChangeResponse
-	1,  // 20: imd.v1.ConversationService.Leave:output_type -> imd.v1.ChangeResponse
-	10, // 21: imd.v1.ConversationService.ListMembers:output_type -> imd.v1.ListMembersResponse
-	12, // 22: imd.v1.ConversationService.ClearHistory:output_type -> imd.v1.ClearHistoryResponse
-	14, // 23: imd.v1.ConversationService.List:output_type -> imd.v1.ListResponse
-	14, // [14:24] is the sub-list for method output_type
-	4,  // [4:14] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	18, // 3: imd.v1.ListMutesResponse.conversations:type_name -> imd.v1.MutedConversation
+	23, // 4: imd.v1.ListResponse.conversations:type_name -> imd.client.v1.ConversationState
+	0,  // 5: imd.v1.ConversationService.Create:input_type -> imd.v1.CreateRequest
+	2,  // 6: imd.v1.ConversationService.Rename:input_type -> imd.v1.RenameRequest
+	3,  // 7: imd.v1.ConversationService.Close:input_type -> imd.v1.CloseRequest
+	4,  // 8: imd.v1.ConversationService.AddMembers:input_type -> imd.v1.AddMembersRequest
+	5,  // 9: imd.v1.ConversationService.RemoveMembers:input_type -> imd.v1.RemoveMembersRequest
+	6,  // 10: imd.v1.ConversationService.SetRole:input_type -> imd.v1.SetRoleRequest
+	7,  // 11: imd.v1.ConversationService.Leave:input_type -> imd.v1.LeaveRequest
+	8,  // 12: imd.v1.ConversationService.ListMembers:input_type -> imd.v1.ListMembersRequest
+	11, // 13: imd.v1.ConversationService.ClearHistory:input_type -> imd.v1.ClearHistoryRequest
+	13, // 14: imd.v1.ConversationService.Mute:input_type -> imd.v1.MuteRequest
+	15, // 15: imd.v1.ConversationService.Unmute:input_type -> imd.v1.UnmuteRequest
+	17, // 16: imd.v1.ConversationService.ListMutes:input_type -> imd.v1.ListMutesRequest
+	20, // 17: imd.v1.ConversationService.List:input_type -> imd.v1.ListRequest
+	1,  // 18: imd.v1.ConversationService.Create:output_type -> imd.v1.ChangeResponse
+	1,  // 19: imd.v1.ConversationService.Rename:output_type -> imd.v1.ChangeResponse
+	1,  // 20: imd.v1.ConversationService.Close:output_type -> imd.v1.ChangeResponse
+	1,  // 21: imd.v1.ConversationService.AddMembers:output_type -> imd.v1.ChangeResponse
+	1,  // 22: imd.v1.ConversationService.RemoveMembers:output_type -> imd.v1.ChangeResponse
+	1,  // 23: imd.v1.ConversationService.SetRole:output_type -> imd.v1.ChangeResponse
+	1,  // 24: imd.v1.ConversationService.Leave:output_type -> imd.v1.ChangeResponse
+	10, // 25: imd.v1.ConversationService.ListMembers:output_type -> imd.v1.ListMembersResponse
+	12, // 26: imd.v1.ConversationService.ClearHistory:output_type -> imd.v1.ClearHistoryResponse
+	14, // 27: imd.v1.ConversationService.Mute:output_type -> imd.v1.MuteResponse
+	16, // 28: imd.v1.ConversationService.Unmute:output_type -> imd.v1.UnmuteResponse
+	19, // 29: imd.v1.ConversationService.ListMutes:output_type -> imd.v1.ListMutesResponse
+	21, // 30: imd.v1.ConversationService.List:output_type -> imd.v1.ListResponse
+	18, // [18:31] is the sub-list for method output_type
+	5,  // [5:18] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_imd_v1_conversation_proto_init() }
@@ -1137,7 +1534,7 @@ func file_imd_v1_conversation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imd_v1_conversation_proto_rawDesc), len(file_imd_v1_conversation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

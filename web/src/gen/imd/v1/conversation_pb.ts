@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file imd/v1/conversation.proto.
  */
 export const file_imd_v1_conversation: GenFile = /*@__PURE__*/
-  fileDesc("ChlpbWQvdjEvY29udmVyc2F0aW9uLnByb3RvEgZpbWQudjEiagoNQ3JlYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEgwKBG5hbWUYAiABKAkSEAoIdXNlcl9pZHMYAyADKAkSFAoMb3Blbl9oaXN0b3J5GAQgASgIEg8KB2FzX3VzZXIYDyABKAkiNgoOQ2hhbmdlUmVzcG9uc2USFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEgsKA3NlcRgCIAEoAyJbCg1SZW5hbWVSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEgwKBG5hbWUYAyABKAkSDwoHYXNfdXNlchgPIAEoCSJMCgxDbG9zZVJlcXVlc3QSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSDwoHYXNfdXNlchgPIAEoCSJjChFBZGRNZW1iZXJzUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIQCgh1c2VyX2lkcxgDIAMoCRIPCgdhc191c2VyGA8gASgJImYKFFJlbW92ZU1lbWJlcnNSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEhAKCHVzZXJfaWRzGAMgAygJEg8KB2FzX3VzZXIYDyABKAkiggEKDlNldFJvbGVSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg8KB3VzZXJfaWQYAyABKAkSIQoEcm9sZRgEIAEoDjITLmltZC5jbGllbnQudjEuUm9sZRIPCgdhc191c2VyGA8gASgJIkwKDExlYXZlUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIPCgdhc191c2VyGA8gASgJImEKEkxpc3RNZW1iZXJzUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSDQoFbGltaXQYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCRIPCgdhc191c2VyGA8gASgJImUKBk1lbWJlchIPCgd1c2VyX2lkGAEgASgJEiEKBHJvbGUYAiABKA4yEy5pbWQuY2xpZW50LnYxLlJvbGUSFQoNZGVsaXZlcmVkX3NlcRgDIAEoAxIQCghyZWFkX3NlcRgEIAEoAyJPChNMaXN0TWVtYmVyc1Jlc3BvbnNlEh8KB21lbWJlcnMYASADKAsyDi5pbWQudjEuTWVtYmVyEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJSChNDbGVhckhpc3RvcnlSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIRCgl1cF90b19zZXEYAiABKAMSDwoHYXNfdXNlchgPIAEoCSIlChRDbGVhckhpc3RvcnlSZXNwb25zZRINCgVzdGFydBgBIAEoAyIyCgtMaXN0UmVxdWVzdBISCgpwYWdlX3Rva2VuGAEgASgJEg8KB2FzX3VzZXIYDyABKAkiYAoMTGlzdFJlc3BvbnNlEjcKDWNvbnZlcnNhdGlvbnMYASADKAsyIC5pbWQuY2xpZW50LnYxLkNvbnZlcnNhdGlvblN0YXRlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCTKwBQoTQ29udmVyc2F0aW9uU2VydmljZRI8CgZDcmVhdGUSFS5pbWQudjEuQ3JlYXRlUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEjwKBlJlbmFtZRIVLmltZC52MS5SZW5hbWVSZXF1ZXN0GhYuaW1kLnYxLkNoYW5nZVJlc3BvbnNlIgOQAgISOgoFQ2xvc2USFC5pbWQudjEuQ2xvc2VSZXF1ZXN0GhYuaW1kLnYxLkNoYW5nZVJlc3BvbnNlIgOQAgISRAoKQWRkTWVtYmVycxIZLmltZC52MS5BZGRNZW1iZXJzUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEkoKDVJlbW92ZU1lbWJlcnMSHC5pbWQudjEuUmVtb3ZlTWVtYmVyc1JlcXVlc3QaFi5pbWQudjEuQ2hhbmdlUmVzcG9uc2UiA5ACAhI+CgdTZXRSb2xlEhYuaW1kLnYxLlNldFJvbGVSZXF1ZXN0GhYuaW1kLnYxLkNoYW5nZVJlc3BvbnNlIgOQAgISOgoFTGVhdmUSFC5pbWQudjEuTGVhdmVSZXF1ZXN0GhYuaW1kLnYxLkNoYW5nZVJlc3BvbnNlIgOQAgISSwoLTGlzdE1lbWJlcnMSGi5pbWQudjEuTGlzdE1lbWJlcnNSZXF1ZXN0GhsuaW1kLnYxLkxpc3RNZW1iZXJzUmVzcG9uc2UiA5ACARJOCgxDbGVhckhpc3RvcnkSGy5pbWQudjEuQ2xlYXJIaXN0b3J5UmVxdWVzdBocLmltZC52MS5DbGVhckhpc3RvcnlSZXNwb25zZSIDkAICEjYKBExpc3QSEy5pbWQudjEuTGlzdFJlcXVlc3QaFC5pbWQudjEuTGlzdFJlc3BvbnNlIgOQAgFCLVorZ2l0aHViLmNvbS9pbWRocS9pbWQvc2RrL2dvL2dlbi9pbWR2MTtpbWR2MWIGcHJvdG8z", [file_imd_client_v1_client]);
+  fileDesc("ChlpbWQvdjEvY29udmVyc2F0aW9uLnByb3RvEgZpbWQudjEiagoNQ3JlYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEgwKBG5hbWUYAiABKAkSEAoIdXNlcl9pZHMYAyADKAkSFAoMb3Blbl9oaXN0b3J5GAQgASgIEg8KB2FzX3VzZXIYDyABKAkiNgoOQ2hhbmdlUmVzcG9uc2USFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEgsKA3NlcRgCIAEoAyJbCg1SZW5hbWVSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEgwKBG5hbWUYAyABKAkSDwoHYXNfdXNlchgPIAEoCSJMCgxDbG9zZVJlcXVlc3QSFwoPY29udmVyc2F0aW9uX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSDwoHYXNfdXNlchgPIAEoCSJjChFBZGRNZW1iZXJzUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIQCgh1c2VyX2lkcxgDIAMoCRIPCgdhc191c2VyGA8gASgJImYKFFJlbW92ZU1lbWJlcnNSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEhAKCHVzZXJfaWRzGAMgAygJEg8KB2FzX3VzZXIYDyABKAkiggEKDlNldFJvbGVSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg8KB3VzZXJfaWQYAyABKAkSIQoEcm9sZRgEIAEoDjITLmltZC5jbGllbnQudjEuUm9sZRIPCgdhc191c2VyGA8gASgJIkwKDExlYXZlUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIPCgdhc191c2VyGA8gASgJImEKEkxpc3RNZW1iZXJzUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSDQoFbGltaXQYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCRIPCgdhc191c2VyGA8gASgJImUKBk1lbWJlchIPCgd1c2VyX2lkGAEgASgJEiEKBHJvbGUYAiABKA4yEy5pbWQuY2xpZW50LnYxLlJvbGUSFQoNZGVsaXZlcmVkX3NlcRgDIAEoAxIQCghyZWFkX3NlcRgEIAEoAyJPChNMaXN0TWVtYmVyc1Jlc3BvbnNlEh8KB21lbWJlcnMYASADKAsyDi5pbWQudjEuTWVtYmVyEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJSChNDbGVhckhpc3RvcnlSZXF1ZXN0EhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRIRCgl1cF90b19zZXEYAiABKAMSDwoHYXNfdXNlchgPIAEoCSIlChRDbGVhckhpc3RvcnlSZXNwb25zZRINCgVzdGFydBgBIAEoAyJJCgtNdXRlUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEAoIdW50aWxfbXMYAiABKAMSDwoHYXNfdXNlchgPIAEoCSIOCgxNdXRlUmVzcG9uc2UiOQoNVW5tdXRlUmVxdWVzdBIXCg9jb252ZXJzYXRpb25faWQYASABKAkSDwoHYXNfdXNlchgPIAEoCSIQCg5Vbm11dGVSZXNwb25zZSJGChBMaXN0TXV0ZXNSZXF1ZXN0Eg0KBWxpbWl0GAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkSDwoHYXNfdXNlchgPIAEoCSI+ChFNdXRlZENvbnZlcnNhdGlvbhIXCg9jb252ZXJzYXRpb25faWQYASABKAkSEAoIdW50aWxfbXMYAiABKAMiXgoRTGlzdE11dGVzUmVzcG9uc2USMAoNY29udmVyc2F0aW9ucxgBIAMoCzIZLmltZC52MS5NdXRlZENvbnZlcnNhdGlvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiMgoLTGlzdFJlcXVlc3QSEgoKcGFnZV90b2tlbhgBIAEoCRIPCgdhc191c2VyGA8gASgJImAKDExpc3RSZXNwb25zZRI3Cg1jb252ZXJzYXRpb25zGAEgAygLMiAuaW1kLmNsaWVudC52MS5Db252ZXJzYXRpb25TdGF0ZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAky7QYKE0NvbnZlcnNhdGlvblNlcnZpY2USPAoGQ3JlYXRlEhUuaW1kLnYxLkNyZWF0ZVJlcXVlc3QaFi5pbWQudjEuQ2hhbmdlUmVzcG9uc2UiA5ACAhI8CgZSZW5hbWUSFS5pbWQudjEuUmVuYW1lUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEjoKBUNsb3NlEhQuaW1kLnYxLkNsb3NlUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEkQKCkFkZE1lbWJlcnMSGS5pbWQudjEuQWRkTWVtYmVyc1JlcXVlc3QaFi5pbWQudjEuQ2hhbmdlUmVzcG9uc2UiA5ACAhJKCg1SZW1vdmVNZW1iZXJzEhwuaW1kLnYxLlJlbW92ZU1lbWJlcnNSZXF1ZXN0GhYuaW1kLnYxLkNoYW5nZVJlc3BvbnNlIgOQAgISPgoHU2V0Um9sZRIWLmltZC52MS5TZXRSb2xlUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEjoKBUxlYXZlEhQuaW1kLnYxLkxlYXZlUmVxdWVzdBoWLmltZC52MS5DaGFuZ2VSZXNwb25zZSIDkAICEksKC0xpc3RNZW1iZXJzEhouaW1kLnYxLkxpc3RNZW1iZXJzUmVxdWVzdBobLmltZC52MS5MaXN0TWVtYmVyc1Jlc3BvbnNlIgOQAgESTgoMQ2xlYXJIaXN0b3J5EhsuaW1kLnYxLkNsZWFySGlzdG9yeVJlcXVlc3QaHC5pbWQudjEuQ2xlYXJIaXN0b3J5UmVzcG9uc2UiA5ACAhI2CgRNdXRlEhMuaW1kLnYxLk11dGVSZXF1ZXN0GhQuaW1kLnYxLk11dGVSZXNwb25zZSIDkAICEjwKBlVubXV0ZRIVLmltZC52MS5Vbm11dGVSZXF1ZXN0GhYuaW1kLnYxLlVubXV0ZVJlc3BvbnNlIgOQAgISRQoJTGlzdE11dGVzEhguaW1kLnYxLkxpc3RNdXRlc1JlcXVlc3QaGS5pbWQudjEuTGlzdE11dGVzUmVzcG9uc2UiA5ACARI2CgRMaXN0EhMuaW1kLnYxLkxpc3RSZXF1ZXN0GhQuaW1kLnYxLkxpc3RSZXNwb25zZSIDkAIBQi1aK2dpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vaW1kdjE7aW1kdjFiBnByb3RvMw", [file_imd_client_v1_client]);
 
 /**
  * CreateRequest asks for a new group. The caller becomes its owner; with an
@@ -434,6 +434,176 @@ export const ClearHistoryResponseSchema: GenMessage<ClearHistoryResponse> = /*@_
   messageDesc(file_imd_v1_conversation, 12);
 
 /**
+ * MuteRequest mutes a conversation for the caller.
+ *
+ * @generated from message imd.v1.MuteRequest
+ */
+export type MuteRequest = Message<"imd.v1.MuteRequest"> & {
+  /**
+   * @generated from field: string conversation_id = 1;
+   */
+  conversationId: string;
+
+  /**
+   * Milliseconds since 1970; 0 = until it is lifted.
+   *
+   * @generated from field: int64 until_ms = 2;
+   */
+  untilMs: bigint;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.MuteRequest.
+ * Use `create(MuteRequestSchema)` to create a new message.
+ */
+export const MuteRequestSchema: GenMessage<MuteRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 13);
+
+/**
+ * MuteResponse is empty.
+ *
+ * @generated from message imd.v1.MuteResponse
+ */
+export type MuteResponse = Message<"imd.v1.MuteResponse"> & {
+};
+
+/**
+ * Describes the message imd.v1.MuteResponse.
+ * Use `create(MuteResponseSchema)` to create a new message.
+ */
+export const MuteResponseSchema: GenMessage<MuteResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 14);
+
+/**
+ * UnmuteRequest lifts a mute.
+ *
+ * @generated from message imd.v1.UnmuteRequest
+ */
+export type UnmuteRequest = Message<"imd.v1.UnmuteRequest"> & {
+  /**
+   * @generated from field: string conversation_id = 1;
+   */
+  conversationId: string;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.UnmuteRequest.
+ * Use `create(UnmuteRequestSchema)` to create a new message.
+ */
+export const UnmuteRequestSchema: GenMessage<UnmuteRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 15);
+
+/**
+ * UnmuteResponse is empty.
+ *
+ * @generated from message imd.v1.UnmuteResponse
+ */
+export type UnmuteResponse = Message<"imd.v1.UnmuteResponse"> & {
+};
+
+/**
+ * Describes the message imd.v1.UnmuteResponse.
+ * Use `create(UnmuteResponseSchema)` to create a new message.
+ */
+export const UnmuteResponseSchema: GenMessage<UnmuteResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 16);
+
+/**
+ * ListMutesRequest asks for one page of mutes.
+ *
+ * @generated from message imd.v1.ListMutesRequest
+ */
+export type ListMutesRequest = Message<"imd.v1.ListMutesRequest"> & {
+  /**
+   * 0 = 100; at most 500.
+   *
+   * @generated from field: int32 limit = 1;
+   */
+  limit: number;
+
+  /**
+   * From the page before; empty = the first.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
+
+  /**
+   * @generated from field: string as_user = 15;
+   */
+  asUser: string;
+};
+
+/**
+ * Describes the message imd.v1.ListMutesRequest.
+ * Use `create(ListMutesRequestSchema)` to create a new message.
+ */
+export const ListMutesRequestSchema: GenMessage<ListMutesRequest> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 17);
+
+/**
+ * MutedConversation is a conversation that the caller has muted.
+ *
+ * @generated from message imd.v1.MutedConversation
+ */
+export type MutedConversation = Message<"imd.v1.MutedConversation"> & {
+  /**
+   * @generated from field: string conversation_id = 1;
+   */
+  conversationId: string;
+
+  /**
+   * Milliseconds since 1970; 0 = until it is lifted.
+   *
+   * @generated from field: int64 until_ms = 2;
+   */
+  untilMs: bigint;
+};
+
+/**
+ * Describes the message imd.v1.MutedConversation.
+ * Use `create(MutedConversationSchema)` to create a new message.
+ */
+export const MutedConversationSchema: GenMessage<MutedConversation> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 18);
+
+/**
+ * ListMutesResponse is one page of mutes that are not over.
+ *
+ * @generated from message imd.v1.ListMutesResponse
+ */
+export type ListMutesResponse = Message<"imd.v1.ListMutesResponse"> & {
+  /**
+   * @generated from field: repeated imd.v1.MutedConversation conversations = 1;
+   */
+  conversations: MutedConversation[];
+
+  /**
+   * Empty = the end.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message imd.v1.ListMutesResponse.
+ * Use `create(ListMutesResponseSchema)` to create a new message.
+ */
+export const ListMutesResponseSchema: GenMessage<ListMutesResponse> = /*@__PURE__*/
+  messageDesc(file_imd_v1_conversation, 19);
+
+/**
  * ListRequest asks for one page of the caller's conversations.
  *
  * @generated from message imd.v1.ListRequest
@@ -457,7 +627,7 @@ export type ListRequest = Message<"imd.v1.ListRequest"> & {
  * Use `create(ListRequestSchema)` to create a new message.
  */
 export const ListRequestSchema: GenMessage<ListRequest> = /*@__PURE__*/
-  messageDesc(file_imd_v1_conversation, 13);
+  messageDesc(file_imd_v1_conversation, 20);
 
 /**
  * ListResponse is one page of conversations.
@@ -483,7 +653,7 @@ export type ListResponse = Message<"imd.v1.ListResponse"> & {
  * Use `create(ListResponseSchema)` to create a new message.
  */
 export const ListResponseSchema: GenMessage<ListResponse> = /*@__PURE__*/
-  messageDesc(file_imd_v1_conversation, 14);
+  messageDesc(file_imd_v1_conversation, 21);
 
 /**
  * ConversationService makes and changes conversations. The caller is the user
@@ -593,6 +763,40 @@ export const ConversationService: GenService<{
     methodKind: "unary";
     input: typeof ClearHistoryRequestSchema;
     output: typeof ClearHistoryResponseSchema;
+  },
+  /**
+   * Mute keeps notices of a conversation away from the caller while no device is
+   * connected, and leaves it out of the badge, until a time. It changes nothing
+   * else, and nobody is told of it. Errors: not_member, bad_request (the time is
+   * past). Idempotent.
+   *
+   * @generated from rpc imd.v1.ConversationService.Mute
+   */
+  mute: {
+    methodKind: "unary";
+    input: typeof MuteRequestSchema;
+    output: typeof MuteResponseSchema;
+  },
+  /**
+   * Unmute lifts that. Errors: not_member. Idempotent.
+   *
+   * @generated from rpc imd.v1.ConversationService.Unmute
+   */
+  unmute: {
+    methodKind: "unary";
+    input: typeof UnmuteRequestSchema;
+    output: typeof UnmuteResponseSchema;
+  },
+  /**
+   * ListMutes pages through what the caller has muted, by conversation. Errors:
+   * bad_request.
+   *
+   * @generated from rpc imd.v1.ConversationService.ListMutes
+   */
+  listMutes: {
+    methodKind: "unary";
+    input: typeof ListMutesRequestSchema;
+    output: typeof ListMutesResponseSchema;
   },
   /**
    * List pages through the caller's conversations, newest change last. Errors:

@@ -47,6 +47,13 @@ const (
 	// ConversationServiceClearHistoryProcedure is the procedure name of the ConversationService's
 	// ClearHistory RPC.
 	ConversationServiceClearHistoryProcedure = "/imd.v1.ConversationService/ClearHistory"
+	// ConversationServiceMuteProcedure is the procedure name of the ConversationService's Mute RPC.
+	ConversationServiceMuteProcedure = "/imd.v1.ConversationService/Mute"
+	// ConversationServiceUnmuteProcedure is the procedure name of the ConversationService's Unmute RPC.
+	ConversationServiceUnmuteProcedure = "/imd.v1.ConversationService/Unmute"
+	// ConversationServiceListMutesProcedure is the procedure name of the ConversationService's
+	// ListMutes RPC.
+	ConversationServiceListMutesProcedure = "/imd.v1.ConversationService/ListMutes"
 	// ConversationServiceListProcedure is the procedure name of the ConversationService's List RPC.
 	ConversationServiceListProcedure = "/imd.v1.ConversationService/List"
 )
@@ -124,6 +131,30 @@ var (
 			IdempotencyLevel: connect.IdempotencyIdempotent,
 		}
 	})
+	conversationServiceMuteSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_conversation_proto.Services().ByName("ConversationService").Methods().ByName("Mute"),
+			Procedure:        ConversationServiceMuteProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	conversationServiceUnmuteSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_conversation_proto.Services().ByName("ConversationService").Methods().ByName("Unmute"),
+			Procedure:        ConversationServiceUnmuteProcedure,
+			IdempotencyLevel: connect.IdempotencyIdempotent,
+		}
+	})
+	conversationServiceListMutesSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           imdv1.File_imd_v1_conversation_proto.Services().ByName("ConversationService").Methods().ByName("ListMutes"),
+			Procedure:        ConversationServiceListMutesProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 	conversationServiceListSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType:       connect.StreamTypeUnary,
@@ -163,6 +194,16 @@ type ConversationServiceClient interface {
 	// ClearHistory hides everything up to a seq from the caller, for good. It
 	// never goes back. Errors: not_member, bad_request. Idempotent.
 	ClearHistory(context.Context, *imdv1.ClearHistoryRequest) (*imdv1.ClearHistoryResponse, error)
+	// Mute keeps notices of a conversation away from the caller while no device is
+	// connected, and leaves it out of the badge, until a time. It changes nothing
+	// else, and nobody is told of it. Errors: not_member, bad_request (the time is
+	// past). Idempotent.
+	Mute(context.Context, *imdv1.MuteRequest) (*imdv1.MuteResponse, error)
+	// Unmute lifts that. Errors: not_member. Idempotent.
+	Unmute(context.Context, *imdv1.UnmuteRequest) (*imdv1.UnmuteResponse, error)
+	// ListMutes pages through what the caller has muted, by conversation. Errors:
+	// bad_request.
+	ListMutes(context.Context, *imdv1.ListMutesRequest) (*imdv1.ListMutesResponse, error)
 	// List pages through the caller's conversations, newest change last. Errors:
 	// bad_request.
 	List(context.Context, *imdv1.ListRequest) (*imdv1.ListResponse, error)
@@ -203,6 +244,16 @@ type ConversationServiceHandler interface {
 	// ClearHistory hides everything up to a seq from the caller, for good. It
 	// never goes back. Errors: not_member, bad_request. Idempotent.
 	ClearHistory(context.Context, *imdv1.ClearHistoryRequest) (*imdv1.ClearHistoryResponse, error)
+	// Mute keeps notices of a conversation away from the caller while no device is
+	// connected, and leaves it out of the badge, until a time. It changes nothing
+	// else, and nobody is told of it. Errors: not_member, bad_request (the time is
+	// past). Idempotent.
+	Mute(context.Context, *imdv1.MuteRequest) (*imdv1.MuteResponse, error)
+	// Unmute lifts that. Errors: not_member. Idempotent.
+	Unmute(context.Context, *imdv1.UnmuteRequest) (*imdv1.UnmuteResponse, error)
+	// ListMutes pages through what the caller has muted, by conversation. Errors:
+	// bad_request.
+	ListMutes(context.Context, *imdv1.ListMutesRequest) (*imdv1.ListMutesResponse, error)
 	// List pages through the caller's conversations, newest change last. Errors:
 	// bad_request.
 	List(context.Context, *imdv1.ListRequest) (*imdv1.ListResponse, error)
@@ -222,6 +273,9 @@ func RegisterConversationServiceHandler(server *connect.Server, svc Conversation
 		connect.Method{Spec: conversationServiceLeaveSpec(), Handler: adapter.leave},
 		connect.Method{Spec: conversationServiceListMembersSpec(), Handler: adapter.listMembers},
 		connect.Method{Spec: conversationServiceClearHistorySpec(), Handler: adapter.clearHistory},
+		connect.Method{Spec: conversationServiceMuteSpec(), Handler: adapter.mute},
+		connect.Method{Spec: conversationServiceUnmuteSpec(), Handler: adapter.unmute},
+		connect.Method{Spec: conversationServiceListMutesSpec(), Handler: adapter.listMutes},
 		connect.Method{Spec: conversationServiceListSpec(), Handler: adapter.list},
 	)
 }
@@ -263,6 +317,18 @@ func (UnimplementedConversationServiceHandler) ListMembers(context.Context, *imd
 
 func (UnimplementedConversationServiceHandler) ClearHistory(context.Context, *imdv1.ClearHistoryRequest) (*imdv1.ClearHistoryResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.ConversationService.ClearHistory is not implemented")
+}
+
+func (UnimplementedConversationServiceHandler) Mute(context.Context, *imdv1.MuteRequest) (*imdv1.MuteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.ConversationService.Mute is not implemented")
+}
+
+func (UnimplementedConversationServiceHandler) Unmute(context.Context, *imdv1.UnmuteRequest) (*imdv1.UnmuteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.ConversationService.Unmute is not implemented")
+}
+
+func (UnimplementedConversationServiceHandler) ListMutes(context.Context, *imdv1.ListMutesRequest) (*imdv1.ListMutesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "imd.v1.ConversationService.ListMutes is not implemented")
 }
 
 func (UnimplementedConversationServiceHandler) List(context.Context, *imdv1.ListRequest) (*imdv1.ListResponse, error) {
@@ -340,6 +406,30 @@ func (c *conversationServiceClient) ListMembers(ctx context.Context, req *imdv1.
 func (c *conversationServiceClient) ClearHistory(ctx context.Context, req *imdv1.ClearHistoryRequest) (*imdv1.ClearHistoryResponse, error) {
 	var res imdv1.ClearHistoryResponse
 	if err := c.client.CallUnary(ctx, conversationServiceClearHistorySpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *conversationServiceClient) Mute(ctx context.Context, req *imdv1.MuteRequest) (*imdv1.MuteResponse, error) {
+	var res imdv1.MuteResponse
+	if err := c.client.CallUnary(ctx, conversationServiceMuteSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *conversationServiceClient) Unmute(ctx context.Context, req *imdv1.UnmuteRequest) (*imdv1.UnmuteResponse, error) {
+	var res imdv1.UnmuteResponse
+	if err := c.client.CallUnary(ctx, conversationServiceUnmuteSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *conversationServiceClient) ListMutes(ctx context.Context, req *imdv1.ListMutesRequest) (*imdv1.ListMutesResponse, error) {
+	var res imdv1.ListMutesResponse
+	if err := c.client.CallUnary(ctx, conversationServiceListMutesSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -457,6 +547,42 @@ func (h conversationServiceHandler) clearHistory(ctx context.Context, _ connect.
 		return err
 	}
 	res, err := h.svc.ClearHistory(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h conversationServiceHandler) mute(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.MuteRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Mute(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h conversationServiceHandler) unmute(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.UnmuteRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Unmute(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h conversationServiceHandler) listMutes(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req imdv1.ListMutesRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ListMutes(ctx, &req)
 	if err != nil {
 		return err
 	}
