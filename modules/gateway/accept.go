@@ -103,6 +103,9 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	if ok, wait := g.limits.upgrade(addr); !ok {
 		return 0, &denial{http.StatusTooManyRequests, "resource_exhausted", "too many connections from this address", wait, "rate_limited"}
 	}
+	if ok, wait := g.limits.accept(); !ok { // last, so that nobody who is refused anyway uses it up
+		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "too many connections come to this node at once", wait, "storm"}
+	}
 	return enc, nil
 }
 

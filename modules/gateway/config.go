@@ -99,6 +99,8 @@ type LimitConfig struct {
 	UserBurst         int     `mapstructure:"user_burst" doc:"Sends of one user at once; default 600."`
 	ConversationRate  float64 `mapstructure:"conversation_rate" doc:"Sends a second into one conversation; default 1000."`
 	ConversationBurst int     `mapstructure:"conversation_burst" doc:"Sends into one conversation at once; default 2000."`
+	AcceptRate        float64 `mapstructure:"accept_rate" doc:"Connections a second on the node, for each processor that it uses; default 5000."`
+	AcceptBurst       int     `mapstructure:"accept_burst" doc:"Connections on the node at once, for each processor that it uses; default 10000."`
 	AddressRate       float64 `mapstructure:"address_rate" doc:"Connections a second from one address; default 200."`
 	AddressBurst      int     `mapstructure:"address_burst" doc:"Connections from one address at once; default 2000."`
 	FailedHellos      int     `mapstructure:"failed_hellos" doc:"Bad tokens a minute from one address before it is refused for a minute; default 10."`
@@ -122,6 +124,7 @@ func DefaultConfig() Config {
 			ConnectionRate: protocol.ConnectionFrameRate, ConnectionBurst: protocol.ConnectionFrameBurst,
 			UserRate: protocol.UserSendRate, UserBurst: protocol.UserSendBurst,
 			ConversationRate: protocol.ConversationSendRate, ConversationBurst: protocol.ConversationSendBurst,
+			AcceptRate: 5000, AcceptBurst: 10_000,
 			AddressRate: protocol.AddressUpgradeRate, AddressBurst: protocol.AddressUpgradeBurst,
 			FailedHellos: 10, LoopbackExempt: true,
 		},
@@ -208,6 +211,7 @@ func (c LimitConfig) validate(p *problems) {
 	p.rate("limits.connection", c.connection())
 	p.rate("limits.user", c.user())
 	p.rate("limits.conversation", c.conversation())
+	p.rate("limits.accept", c.accept())
 	p.rate("limits.address", c.address())
 	p.number("limits.failed_hellos", c.FailedHellos, 1, 1_000_000)
 }
@@ -222,6 +226,11 @@ func (c LimitConfig) user() rate.Limit {
 
 func (c LimitConfig) conversation() rate.Limit {
 	return rate.Limit{PerSecond: c.ConversationRate, Burst: c.ConversationBurst}
+}
+
+// accept is for each processor.
+func (c LimitConfig) accept() rate.Limit {
+	return rate.Limit{PerSecond: c.AcceptRate, Burst: c.AcceptBurst}
 }
 
 func (c LimitConfig) address() rate.Limit {
