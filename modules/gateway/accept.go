@@ -19,7 +19,8 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// drainRetry is when a client that was refused for a drain should come back.
+// drainRetry is when a client that was refused for a drain, or for want of room
+// on this node, should come back.
 const drainRetry = 2 * time.Second
 
 // denial is why an upgrade was refused.
@@ -89,6 +90,9 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	if g.draining.Load() {
 		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "the node stops", drainRetry, "draining"}
 	}
+	if g.short.Load() {
+		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "the node is short of memory", drainRetry, "no_memory"}
+	}
 	enc, ok := protocol.Select(offered(r.Header))
 	if !ok {
 		return 0, &denial{http.StatusBadRequest, "invalid_argument", fmt.Sprintf("no known subprotocol was offered; this server has %s and %s",
@@ -99,6 +103,9 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	}
 	if ok, wait := g.limits.upgrade(addr); !ok {
 		return 0, &denial{http.StatusTooManyRequests, "resource_exhausted", "too many connections from this address", wait, "rate_limited"}
+	}
+	if ok, wait := g.limits.accept(); !ok { // last, so that nobody who is refused anyway uses it up
+		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "too many connections come to this node at once", wait, "storm"}
 	}
 	return enc, nil
 }

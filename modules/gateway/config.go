@@ -29,6 +29,9 @@ type Config struct {
 	// MaxConnections is how many sockets are held at most; 0 = as many as the
 	// process may open files, but for a few.
 	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 0 to 10000000; 0, the default, means as many as the process may open files, less 100."`
+	// MemoryLimit is what the process may take, in bytes; 0 = what its control
+	// group may.
+	MemoryLimit int `mapstructure:"memory_limit" doc:"Memory the process may take, in bytes: near it newcomers are refused, then the slowest connections closed. 0 to 1099511627776; 0, the default, means the limit of its control group, or none."`
 	// MaxUnauthenticated and MaxUnauthenticatedAddress bound sockets before
 	// their hello was accepted.
 	MaxUnauthenticated        int `mapstructure:"max_unauthenticated" doc:"Connections that have not authenticated yet, in all; more get 503. 1 to 1000000, default 4000."`
@@ -96,6 +99,8 @@ type LimitConfig struct {
 	UserBurst         int     `mapstructure:"user_burst" doc:"Sends of one user at once; default 600."`
 	ConversationRate  float64 `mapstructure:"conversation_rate" doc:"Sends a second into one conversation; default 1000."`
 	ConversationBurst int     `mapstructure:"conversation_burst" doc:"Sends into one conversation at once; default 2000."`
+	AcceptRate        float64 `mapstructure:"accept_rate" doc:"Connections a second on the node, for each processor that it uses; default 5000."`
+	AcceptBurst       int     `mapstructure:"accept_burst" doc:"Connections on the node at once, for each processor that it uses; default 10000."`
 	AddressRate       float64 `mapstructure:"address_rate" doc:"Connections a second from one address; default 200."`
 	AddressBurst      int     `mapstructure:"address_burst" doc:"Connections from one address at once; default 2000."`
 	FailedHellos      int     `mapstructure:"failed_hellos" doc:"Bad tokens a minute from one address before it is refused for a minute; default 10."`
@@ -119,6 +124,7 @@ func DefaultConfig() Config {
 			ConnectionRate: protocol.ConnectionFrameRate, ConnectionBurst: protocol.ConnectionFrameBurst,
 			UserRate: protocol.UserSendRate, UserBurst: protocol.UserSendBurst,
 			ConversationRate: protocol.ConversationSendRate, ConversationBurst: protocol.ConversationSendBurst,
+			AcceptRate: 5000, AcceptBurst: 10_000,
 			AddressRate: protocol.AddressUpgradeRate, AddressBurst: protocol.AddressUpgradeBurst,
 			FailedHellos: 10, LoopbackExempt: true,
 		},
@@ -162,6 +168,7 @@ func (c Config) Validate() error {
 		p.add("trusted_proxies", "%v", err)
 	}
 	p.number("max_connections", c.MaxConnections, 0, 10_000_000)
+	p.number("memory_limit", c.MemoryLimit, 0, 1<<40)
 	p.number("max_unauthenticated", c.MaxUnauthenticated, 1, 1_000_000)
 	p.number("max_unauthenticated_address", c.MaxUnauthenticatedAddress, 1, 1_000_000)
 	p.duration("hello_timeout", c.HelloTimeout, 100*time.Millisecond, 30*time.Second)
@@ -204,6 +211,7 @@ func (c LimitConfig) validate(p *problems) {
 	p.rate("limits.connection", c.connection())
 	p.rate("limits.user", c.user())
 	p.rate("limits.conversation", c.conversation())
+	p.rate("limits.accept", c.accept())
 	p.rate("limits.address", c.address())
 	p.number("limits.failed_hellos", c.FailedHellos, 1, 1_000_000)
 }
@@ -218,6 +226,11 @@ func (c LimitConfig) user() rate.Limit {
 
 func (c LimitConfig) conversation() rate.Limit {
 	return rate.Limit{PerSecond: c.ConversationRate, Burst: c.ConversationBurst}
+}
+
+// accept is for each processor.
+func (c LimitConfig) accept() rate.Limit {
+	return rate.Limit{PerSecond: c.AcceptRate, Burst: c.AcceptBurst}
 }
 
 func (c LimitConfig) address() rate.Limit {

@@ -46,12 +46,14 @@
 // store away: newcomers are admitted and their routes claimed later, but busy
 // under reject_new. It has forgotten: all routes are back within 7 seconds. A client that does not read is put into pull mode, then
 // closed. A client that floods is told to wait, then closed. Descriptors at an
-// end: newcomers are refused, and those who are here stay.
+// end: newcomers are refused, and those who are here stay. Memory at an end:
+// newcomers are refused, then those closed for whom most waits (guard.go).
 //
 // # Metrics
 //
 // imd_gateway_connections, imd_gateway_connections_parked,
-// imd_gateway_memory_returned_total, imd_gateway_handshakes_total,
+// imd_gateway_memory_returned_total, imd_gateway_memory_used_ratio,
+// imd_gateway_memory_shed_total, imd_gateway_handshakes_total,
 // imd_gateway_frames_total, imd_gateway_sessions_closed_total,
 // imd_gateway_pull_mode_total, imd_gateway_redeliveries_total,
 // imd_gateway_rate_limited_total, imd_gateway_marks_dropped_total,

@@ -142,6 +142,10 @@ type Gateway struct {
 	mostSockets  int           // that may be open, upgraded or not; set by Start
 	plain        atomic.Int64  // sockets that are not upgraded
 
+	memoryLimit uint64        // of the process, in bytes; 0 = none; set by Start
+	memoryUsed  func() uint64 // by the process now, in bytes
+	short       atomic.Bool   // of memory: no newcomers
+
 	ctx      context.Context // of calls; ends with Run
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup // every goroutine of sessions
@@ -173,7 +177,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, Deps: d, m: m, origins: newOrigins(cfg), proxies: proxies,
 		tuned: settings.Derive(d.Settings, func(now *settings.Snapshot) tuning { return tune(cfg, now) }), hub: newHub(), wheel: newWheel(time.Now()),
-		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime,
+		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime, memoryUsed: usedMemory,
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -238,6 +242,7 @@ func (g *Gateway) another(f func()) bool {
 // the first client.
 func (g *Gateway) Start(ctx context.Context) error {
 	g.setCeiling()
+	g.setMemoryLimit()
 	if g.origins.all {
 		g.Log.Warn("every web page may connect: gateway.unsafe_allow_all_origins is on")
 	}
@@ -292,6 +297,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.keeper.run(work) })
 	own.Go(func() { g.watchers.run(work) })
 	own.Go(func() { g.tidyUp(work) })
+	own.Go(func() { g.guardMemory(work) })
 	g.serving.Store(true)
 	var err error
 	select {

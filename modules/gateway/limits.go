@@ -34,6 +34,7 @@ type Limits struct {
 	users   *rate.Keyed[im.UserID]
 	convs   *rate.Keyed[im.ConversationID]
 	addrs   *rate.Keyed[netip.Addr]
+	node    *rate.Keyed[struct{}] // one bucket, for all newcomers
 	strikes *rate.Strikes[netip.Addr]
 }
 
@@ -43,6 +44,7 @@ func newLimits(cfg LimitConfig, in func() rates, now func() time.Time) *Limits {
 		users:   rate.NewKeyed[im.UserID](maxKeys),
 		convs:   rate.NewKeyed[im.ConversationID](maxKeys),
 		addrs:   rate.NewKeyed[netip.Addr](maxKeys),
+		node:    rate.NewKeyed[struct{}](1),
 		strikes: rate.NewStrikes[netip.Addr](cfg.FailedHellos, time.Minute, time.Minute, maxKeys),
 	}
 }
@@ -93,6 +95,18 @@ func (l *Limits) upgrade(addr netip.Addr) (ok bool, retryAfter time.Duration) {
 		return false, wait
 	}
 	if ok, wait := l.addrs.Take(now, addr, l.rates().address); !ok {
+		return false, max(wait, minWait)
+	}
+	return true, 0
+}
+
+// accept counts one connection of the node, wherever it is from, so that a storm
+// of them leaves time for those who are here.
+func (l *Limits) accept() (ok bool, retryAfter time.Duration) {
+	if l.off.Load() {
+		return true, 0
+	}
+	if ok, wait := l.node.Take(l.now(), struct{}{}, l.rates().accept); !ok {
 		return false, max(wait, minWait)
 	}
 	return true, 0

@@ -114,6 +114,8 @@ type metrics struct {
 	connections prometheus.Gauge
 	parked      prometheus.Gauge
 	tidied      prometheus.Counter
+	memory      prometheus.Gauge
+	shed        prometheus.Counter
 	handshakes  *prometheus.CounterVec // label: result
 	in, out     [kinds]prometheus.Counter
 	closed      *prometheus.CounterVec // label: reason
@@ -188,6 +190,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		groupLoads:      vec("group_loads_total", "Lists of members asked of state: read, or failed, which leaves what waited to the clients' cursors.", "result"),
 		groupDropped:    counter("group_dropped_total", "Frames given up because the list of their group was not there; clients find them by their cursors."),
 		requestsRefused: vec("requests_refused_total", "Requests answered busy: too many waited (full), or it had waited for too long (late).", "kind", "why"),
+		memory: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "memory_used_ratio",
+			Help: "Memory of the process as a part of its limit: newcomers are refused from 0.85 on; 0 = there is no limit."}),
+		shed: counter("memory_shed_total", "Connections closed because much waited for them and the memory limit was near."),
 		submitSends: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "submit_sends",
 			Help: "Sends carried by one call to state.", Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 200}}),
 		send:    seconds("send_seconds", "From the arrival of a send to its answer."),
@@ -221,7 +226,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	reg.MustRegister(m.groups, m.groupMembers, m.groupLoads, m.groupDropped)
 	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.requestsRefused, m.announcements)
-	reg.MustRegister(m.connections, m.parked, m.tidied, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
+	reg.MustRegister(m.connections, m.parked, m.tidied, m.memory, m.shed, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
 		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -331,6 +332,39 @@ func TestNegotiate(t *testing.T) {
 		if ok != tt.ok || ok && level != tt.level {
 			t.Errorf("negotiate(%d, %d) = %d, %v", tt.low, tt.high, level, ok)
 		}
+	}
+}
+
+// The rate of newcomers holds for the node, whoever they are, and for each of
+// its processors.
+func TestRateOfNewcomers(t *testing.T) {
+	now := t0
+	c := DefaultConfig().Limits
+	c.AcceptRate, c.AcceptBurst = 1, 3
+	l := newLimits(c, func() rates { return tune(Config{Limits: c}, nil).rates }, func() time.Time { return now })
+	passed := func() (n int) {
+		for {
+			ok, wait := l.accept()
+			if !ok && wait < minWait {
+				t.Errorf("to come back in %v", wait)
+			}
+			if !ok || n > 1000 {
+				return n
+			}
+			n++
+		}
+	}
+	procs := runtime.GOMAXPROCS(0)
+	if n := passed(); n != 3*procs {
+		t.Errorf("%d at once, with %d processors", n, procs)
+	}
+	now = now.Add(2 * time.Second)
+	if n := passed(); n != 2*procs {
+		t.Errorf("%d after two seconds, with %d processors", n, procs)
+	}
+	l.SetOff(true)
+	if ok, _ := l.accept(); !ok {
+		t.Error("refused although rates are off")
 	}
 }
 

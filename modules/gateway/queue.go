@@ -114,6 +114,13 @@ func (q *queue) level() float64 {
 	return max(float64(q.n)/float64(q.cfg.frames), float64(q.bytes)/float64(q.cfg.bytes))
 }
 
+// waits is how many bytes wait or are being written.
+func (q *queue) waits() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.bytes
+}
+
 // deliver queues a frame that nobody asked for. full = it does not fit and the
 // connection has to go.
 func (q *queue) deliver(f outFrame) (full bool) {

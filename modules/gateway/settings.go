@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"runtime"
 	"slices"
 	"time"
 
@@ -53,6 +54,8 @@ var (
 	userBurst         = burst("user", defaults.Limits.UserBurst, "Sends of one user at once.", "sends")
 	conversationRate  = perSecond("conversation", defaults.Limits.ConversationRate, "Sends a second into one conversation.", "sends/s")
 	conversationBurst = burst("conversation", defaults.Limits.ConversationBurst, "Sends into one conversation at once.", "sends")
+	acceptRate        = perSecond("accept", defaults.Limits.AcceptRate, "Connections a second on the node, for each processor that it uses.", "connections/s")
+	acceptBurst       = burst("accept", defaults.Limits.AcceptBurst, "Connections on the node at once, for each processor that it uses.", "connections")
 	addressRate       = perSecond("address", defaults.Limits.AddressRate, "Connections a second from one address.", "connections/s")
 	addressBurst      = burst("address", defaults.Limits.AddressBurst, "Connections from one address at once.", "connections")
 
@@ -60,7 +63,7 @@ var (
 		Keys: append(classKeys(), []settings.Declared{
 			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, strictSessions, rateFactor,
 			presenceLease, typingMembers,
-			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, addressRate, addressBurst,
+			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, acceptRate, acceptBurst, addressRate, addressBurst,
 		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
 	}
@@ -134,7 +137,7 @@ type tuning struct {
 }
 
 // rates are those in force, with the factor in them.
-type rates struct{ connection, user, conversation, address rate.Limit }
+type rates struct{ connection, user, conversation, accept, address rate.Limit }
 
 // tune puts the settings over the configuration.
 func tune(cfg Config, now *settings.Snapshot) tuning {
@@ -152,6 +155,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 			connection:   limit(connectionRate, connectionBurst, cfg.Limits.connection(), factor),
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),
 			conversation: limit(conversationRate, conversationBurst, cfg.Limits.conversation(), factor),
+			accept:       limit(acceptRate, acceptBurst, cfg.Limits.accept(), float64(runtime.GOMAXPROCS(0))),
 			address:      limit(addressRate, addressBurst, cfg.Limits.address(), 1),
 		},
 	}

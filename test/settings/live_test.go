@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -90,6 +91,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"gateway.limits.user_rate", "gateway.limits.user_burst", "rate.factor"}, userRate},
 		{[]string{"gateway.limits.conversation_rate", "gateway.limits.conversation_burst"}, conversationRate},
 		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
+		{[]string{"gateway.limits.accept_rate", "gateway.limits.accept_burst"}, acceptRate},
 		{[]string{"receipt.max_members"}, receipts},
 		{[]string{"presence.offline_after"}, offlineAfter},
 		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
@@ -231,6 +233,22 @@ func classLogins(t *testing.T, l live) {
 	l.set("gateway.login.total", "1")
 	l.session("cls-total", "2", "web")
 	first.WaitClosed(testenv.Patience)
+}
+
+func acceptRate(t *testing.T, l live) {
+	l.set("gateway.limits.accept_rate", "0.001", "gateway.limits.accept_burst", "1")
+	for range runtime.NumCPU() + 1 {
+		c, res, err := testenv.TryDial(t, l.URL(), protocol.Proto, testenv.DialOptions{})
+		if err == nil {
+			c.Cut()
+			continue
+		}
+		if res == nil || res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" {
+			t.Errorf("refused with %v, %v", res, err)
+		}
+		return
+	}
+	t.Error("one for each processor pass, and more")
 }
 
 func userRate(t *testing.T, l live) {
