@@ -1,6 +1,7 @@
 -- +goose Up
 
 CREATE INDEX session_until ON session (until_ms);
+CREATE INDEX mute_until ON mute (until_ms);
 
 -- expire removes what is over at at_ms, at most most rows of each kind:
 -- revocations, notes of sessions, and mutes. It returns how many rows went, -1 if

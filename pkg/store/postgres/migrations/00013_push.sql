@@ -1,7 +1,5 @@
 -- +goose Up
 
--- What is over is removed by it.
-
 -- save_receiver stores where a receiver stands and what was settled with it. It
 -- returns 0 if that is done, 1 if somebody else has moved the receiver, and -1 if
 -- the fence is not any more as the caller says.
