@@ -236,9 +236,11 @@ func within(t *testing.T, who im.UserID, told map[im.UserID]time.Duration, least
 func TestSilentDevicesAreNotWaitedForLonger(t *testing.T) {
 	h := newHistory()
 	notifying(t, h, func() {
-		for _, u := range []im.UserID{"silent", "acks", "stored", "left"} {
-			h.live[u] = true
-		}
+		h.change(func() {
+			for _, u := range []im.UserID{"silent", "acks", "stored", "left"} {
+				h.live[u] = true
+			}
+		})
 		from := time.Now()
 		for _, u := range []im.UserID{"offline", "silent", "acks", "stored", "left"} {
 			h.send(u)
@@ -252,9 +254,11 @@ func TestSilentDevicesAreNotWaitedForLonger(t *testing.T) {
 		if len(told) != 2 {
 			t.Errorf("notified: %v", told)
 		}
-		if h.questions != 3 {
-			t.Errorf("state nodes were asked of %d members, want those with a route that the store knows nothing of", h.questions)
-		}
+		h.change(func() {
+			if h.questions != 3 {
+				t.Errorf("state nodes were asked of %d members, want those with a route that the store knows nothing of", h.questions)
+			}
+		})
 	})
 }
 
@@ -263,7 +267,7 @@ func TestSilentDevicesAreNotWaitedForLonger(t *testing.T) {
 func TestStateNodesThatCannotBeAsked(t *testing.T) {
 	h := newHistory()
 	notifying(t, h, func() {
-		h.live["silent"], h.live["acks"], h.live["again"], h.away = true, true, true, true
+		h.change(func() { h.live["silent"], h.live["acks"], h.live["again"], h.away = true, true, true, true })
 		from := time.Now()
 		for _, u := range []im.UserID{"offline", "silent", "acks"} {
 			h.send(u)
@@ -291,7 +295,7 @@ func TestEachMessageHasItsTime(t *testing.T) {
 		at := map[im.UserID]time.Time{}
 		for i := range 300 {
 			u := im.UserID(string(rune('a'+i%26)) + string(rune('a'+i/26)))
-			h.live[u] = true
+			h.change(func() { h.live[u] = true })
 			at[u] = time.Now()
 			h.send(u)
 			time.Sleep(time.Duration(i%7) * 10 * time.Millisecond)

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,12 +59,16 @@ func keeping(t *testing.T, direct, group, pace int) settings.Source {
 func TestOldMessagesGo(t *testing.T) {
 	due := []int{700, 0, 3, 0}
 	c := &counting{attic: attic{due: due}}
+	asked := func() (calls []store.Retain) {
+		c.set(func(c *counting) { calls = slices.Clone(c.attic.calls) })
+		return calls
+	}
 	synctest.Test(t, func(t *testing.T) {
 		during(t, c, func(s *Scheduler, _ *sole) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
-			if len(c.attic.calls) != 0 {
-				t.Errorf("without a setting the store is asked %+v", c.attic.calls)
+			if calls := asked(); len(calls) != 0 {
+				t.Errorf("without a setting the store is asked %+v", calls)
 			}
 		})
 	})
@@ -75,7 +80,7 @@ func TestOldMessagesGo(t *testing.T) {
 			if got := testutil.ToFloat64(s.retained); got != 300 {
 				t.Errorf("%v entries went at once, want 300", got)
 			}
-			if r := c.attic.calls[0]; !r.Direct.IsZero() || time.Since(r.Group).Round(time.Hour) != 30*day || r.Entries != store.MaxRetain || r.Looks != store.MaxRetainLooks {
+			if r := asked()[0]; !r.Direct.IsZero() || time.Since(r.Group).Round(time.Hour) != 30*day || r.Entries != store.MaxRetain || r.Looks != store.MaxRetainLooks {
 				t.Errorf("the store is asked %+v", r)
 			}
 			c.set(func(c *counting) { c.attic.err = errors.New("away") })
@@ -84,16 +89,16 @@ func TestOldMessagesGo(t *testing.T) {
 			if got := testutil.ToFloat64(s.retained); got != 703 {
 				t.Errorf("%v entries went, want 703", got)
 			}
-			before := len(c.attic.calls)
+			before := len(asked())
 			time.Sleep(retainRest - 10*time.Second)
 			synctest.Wait()
-			if n := len(c.attic.calls); n != before {
+			if n := len(asked()); n != before {
 				t.Errorf("%d calls in the rest", n-before)
 			}
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
-			if n := len(c.attic.calls); n != before+1 || c.attic.calls[n-1].After != 0 {
-				t.Errorf("after the rest: %+v", c.attic.calls[before:])
+			if calls := asked()[before:]; len(calls) != 1 || calls[0].After != 0 {
+				t.Errorf("after the rest: %+v", calls)
 			}
 		})
 	})

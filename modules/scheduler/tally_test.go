@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,12 +16,16 @@ import (
 
 // far is a node that the leader asks.
 type far struct {
-	book  *tally.Book
+	book *tally.Book
+
+	mu    sync.Mutex
 	stale bool
 	asked int
 }
 
 func (f *far) tally(_ context.Context, r *v1.TallyRequest) ([]tally.Answer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.asked++
 	if f.stale {
 		f.stale = false
@@ -50,9 +55,13 @@ func TestWhatIsCountedOutlivesALeader(t *testing.T) {
 			if got.GetToken() != 1 || got.NodeId != "n" || len(got.Minutes) != 3 || got.Minutes[0].Stored != 41 || got.Minutes[2].Stored != 3 {
 				t.Errorf("kept %v", got)
 			}
+			f.mu.Lock()
 			f.stale = true
+			f.mu.Unlock()
 			time.Sleep(tallyEvery + 3*time.Second)
 			synctest.Wait()
+			f.mu.Lock()
+			defer f.mu.Unlock()
 			if e.terms != 2 || f.asked != 5 {
 				t.Errorf("%d terms, asked %d times", e.terms, f.asked)
 			}
