@@ -224,8 +224,14 @@ func (f *follower) get(ctx context.Context, opts ...clientv3.OpOption) (*clientv
 func (f *follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
+	// The client waits here until etcd has made the watch, however long that is.
+	opening := time.AfterFunc(f.timing.stale, cancel)
 	events := f.etcd.Watch(ctx, f.prefix, clientv3.WithPrefix(), clientv3.WithRev(f.cur.rev),
 		clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
+	if !opening.Stop() {
+		f.lost(errSilent)
+		return &resyncError{cause: control.ResyncStale, err: errSilent}
+	}
 	defer f.pulse.join()()
 	silence := time.NewTimer(f.timing.stale)
 	defer silence.Stop()

@@ -25,6 +25,7 @@ type fakeEtcd struct {
 	kvs          []*mvccpb.KeyValue
 	err          error
 	mute         bool  // progress requests get no answer
+	unmade       bool  // watches are not made, as while etcd is away
 	start        int64 // first revision of the watch
 	watch        chan clientv3.WatchResponse
 }
@@ -49,9 +50,17 @@ func (f *fakeEtcd) Get(context.Context, string, ...clientv3.OpOption) (*clientv3
 	return &clientv3.GetResponse{Header: f.header(), Kvs: f.kvs}, nil
 }
 
-func (f *fakeEtcd) Watch(_ context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+func (f *fakeEtcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.unmade { // the client waits
+		f.mu.Unlock()
+		<-ctx.Done()
+		f.mu.Lock()
+		ended := make(chan clientv3.WatchResponse)
+		close(ended)
+		return ended
+	}
 	op := clientv3.OpGet(key, opts...)
 	f.start = op.Rev()
 	f.watch = make(chan clientv3.WatchResponse, 10)
@@ -146,6 +155,28 @@ func TestSilenceMakesTheViewStale(t *testing.T) {
 				t.Errorf("counted %+v", s)
 			}
 		})
+}
+
+// A watch that etcd does not make is as silent as one that it does not serve.
+func TestAWatchThatIsNotMadeMakesTheViewStale(t *testing.T) {
+	following(t, &fakeEtcd{rev: 10, cluster: 1, kvs: []*mvccpb.KeyValue{kv("a", 7)}}, func(f *fakeEtcd, h *control.Handle, stats func() control.Stats) {
+		f.change(func() { f.unmade = true })
+		close(f.watch)
+		after(14 * time.Second)
+		if h.View().Stale {
+			t.Error("stale before 15 s")
+		}
+		f.change(func() { f.err = errors.New("away") })
+		after(3 * time.Second)
+		if v := h.View(); !v.Stale || len(v.Nodes) != 1 || stats().Resyncs[control.ResyncStale] != 1 {
+			t.Errorf("after 17 s without a watch: %+v, %+v", v, stats())
+		}
+		f.change(func() { f.err, f.unmade = nil, false })
+		after(6 * time.Second)
+		if h.View().Stale {
+			t.Error("stale although etcd is back")
+		}
+	})
 }
 
 func TestCompactionLeadsToAFullRead(t *testing.T) {

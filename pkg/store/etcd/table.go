@@ -227,7 +227,12 @@ func (r *Routes) missing() {
 func (r *Routes) watch(ctx context.Context, from int64) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
+	// The client waits here until etcd has made the watch, however long that is.
+	opening := time.AfterFunc(staleAfter, cancel)
 	events := r.client.Watch(ctx, r.prefix, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithProgressNotify())
+	if !opening.Stop() {
+		return fmt.Errorf("the watch was not made within %v", staleAfter)
+	}
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
 	heard := time.Now()
