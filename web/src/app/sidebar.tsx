@@ -89,6 +89,7 @@ function usePeers(session: Session, conversations: Conversation[]): void {
 }
 
 function Row({ session, conversation: c, current }: { session: Session; conversation: Conversation; current: boolean }) {
+  void tick.value; // A component that reads one signal, as muted does, is drawn again for signals only.
   const { who, text, state } = previewOf(c);
   const online = c.kind === ConversationKind.DIRECT && session.client.presence(c.peerId)?.online === true;
   const typing = typingText(c);
