@@ -153,7 +153,7 @@ func newAnnounceWithdraw(a *app) *cobra.Command {
 			return err
 		}
 		r := newAnnouncementRow(res.GetAnnouncement())
-		return a.printer().data(r, func(w io.Writer) { fmt.Fprintf(w, "announcement %d is shown no more\n", r.Seq) })
+		return a.printer().data(r, func(w io.Writer) { fmt.Fprintf(w, "announcement %d is taken back\n", r.Seq) })
 	}
 	return c
 }

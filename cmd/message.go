@@ -52,7 +52,7 @@ func newMessageSchedule(a *app) *cobra.Command {
 		Use: "schedule TEXT...", Short: "Have a message sent later",
 		Long: `Schedule keeps a message at the server, which sends it at a time. Whether the
 user may send it is asked now, and again when its time has come. The same --id
-again gets the first answer.`,
+again, with the same --at, gets the first answer.`,
 		Example: "  imd message schedule --as alice --to bob --in 2h 'good night'\n  imd message schedule --as alice --conversation g_123 --at 2027-01-01T00:00:00Z 'happy new year'",
 		Args:    cobra.MinimumNArgs(1),
 	}
@@ -70,6 +70,9 @@ again gets the first answer.`,
 		}
 		if *id != "" && !protocol.ValidUUID4(*id) {
 			return usagef("--id: %q is not a UUID of version 4 in lower case", *id)
+		}
+		if *id != "" && *in > 0 {
+			return usagef("--id needs --at: with --in each run names another time")
 		}
 		text := strings.Join(args, " ")
 		if !utf8.ValidString(text) {

@@ -100,7 +100,7 @@ func (g *gather[T]) take() (batch, late []T) {
 	defer g.mu.Unlock()
 	now := g.now()
 	for _, l := range []*line[T]{&g.first, &g.rest} {
-		for len(l.list) > 0 && len(batch) < g.most {
+		for len(l.list) > 0 && (len(batch) < g.most || now.Sub(l.list[0].at) > g.age) {
 			w := l.list[0]
 			l.list[0] = standing[T]{}
 			if l.list = l.list[1:]; len(l.list) == 0 {

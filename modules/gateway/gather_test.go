@@ -118,3 +118,33 @@ func TestGatherAnswersEverybody(t *testing.T) {
 		}
 	}
 }
+
+// Those of the second line are told that they are late though the first line
+// never ends.
+func TestALateOneIsToldBehindAFullFirstLine(t *testing.T) {
+	x := newGathering(1, 1, 5)
+	x.offer("a", false)
+	<-x.asked
+	for _, s := range []string{"b", "C", "D"} {
+		x.offer(s, s < "a")
+	}
+	x.pass(900 * time.Millisecond)
+	x.offer("E", true)
+	x.free <- struct{}{}
+	<-x.asked // C
+	x.pass(200 * time.Millisecond)
+	x.offer("F", true)
+	x.free <- struct{}{}
+	if got := <-x.asked; !slices.Equal(got, []string{"E"}) {
+		t.Errorf("asked %v", got)
+	}
+	x.mu.Lock()
+	if fmt.Sprint(x.late) != "[D b]" {
+		t.Errorf("late: %v", x.late)
+	}
+	x.mu.Unlock()
+	x.free <- struct{}{}
+	<-x.asked
+	x.free <- struct{}{}
+	x.wg.Wait()
+}

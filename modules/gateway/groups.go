@@ -21,6 +21,8 @@ const (
 	groupIdle = 10 * time.Minute
 	// groupLoads is how many lists are read at once.
 	groupLoads = 4
+	// groupLoad bounds the reading of one list, with the wait for a turn.
+	groupLoad = 30 * time.Second
 	// groupPage is how many members one call asks for, and groupCall bounds it.
 	groupPage = 1000
 	groupCall = 2 * time.Second
@@ -94,7 +96,8 @@ func newGroups(g *Gateway) *groups {
 }
 
 // deliver hands frames of one group to its members' sessions and returns how many
-// there were. Without the list of the members it keeps them and has it read.
+// there were. Without the list of the members it keeps them, has it read, and
+// returns -1.
 func (gs *groups) deliver(conv string, a arrival) int {
 	g := gs.get(conv)
 	g.mu.Lock()
@@ -109,7 +112,7 @@ func (gs *groups) deliver(conv string, a arrival) int {
 			g.loading, g.waiting, g.frames = false, nil, 0
 		}
 	}
-	return 0
+	return -1
 }
 
 // get is the group of a conversation, which may be a new one.
@@ -138,8 +141,12 @@ func (gs *groups) sized(g *group, members int) {
 	}
 	gs.total += members - g.size
 	g.size = members
-	for gs.total > maxGroupMembers && gs.order.Len() > 1 {
-		gs.drop(gs.order.Back())
+	for e := gs.order.Back(); e != nil && gs.total > maxGroupMembers; {
+		before := e.Prev()
+		if old := e.Value.(*group); old != g && old.size > 0 { // not those whose list is still read
+			gs.drop(e)
+		}
+		e = before
 	}
 	gs.m.groupMembers.Set(float64(gs.total))
 }
@@ -300,13 +307,15 @@ func (g *group) leave(id im.SessionID) {
 // load reads the list of a group until it has reached all that waits, and
 // delivers that.
 func (gs *groups) load(g *group) {
-	if !gs.turns.take(gs.ctx, nil, groupIdle) {
-		gs.failed(g, gs.ctx.Err())
+	ctx, cancel := context.WithTimeout(gs.ctx, groupLoad)
+	defer cancel()
+	if !gs.turns.take(ctx, nil, groupLoad) {
+		gs.failed(g, im.Errorf(clientv1.Reason_REASON_BUSY, "gateway.groups", "too many lists are read"))
 		return
 	}
 	defer gs.turns.give()
 	for range groupRounds {
-		version, members, err := gs.read(g.conv)
+		version, members, err := gs.read(ctx, g.conv)
 		if err != nil {
 			gs.failed(g, err)
 			return
@@ -362,10 +371,10 @@ func (gs *groups) failed(g *group, err error) {
 
 // read asks for all members. The version is that before the first page: who
 // joined or left while it was read is told again by a delivery of that change.
-func (gs *groups) read(conv string) (version int64, members map[im.UserID]int64, err error) {
+func (gs *groups) read(ctx context.Context, conv string) (version int64, members map[im.UserID]int64, err error) {
 	after := ""
 	for {
-		page, err := gs.page(conv, after)
+		page, err := gs.page(ctx, conv, after)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -383,18 +392,18 @@ func (gs *groups) read(conv string) (version int64, members map[im.UserID]int64,
 }
 
 // page asks for one page, and again if there was no answer.
-func (gs *groups) page(conv, after string) (*v1.MembersResponse, error) {
+func (gs *groups) page(ctx context.Context, conv, after string) (*v1.MembersResponse, error) {
 	wait := groupPause
 	for try := 1; ; try++ {
-		ctx, cancel := context.WithTimeout(gs.ctx, groupCall)
-		page, err := gs.state.Members(ctx, &v1.MembersRequest{ConversationId: conv, AfterUserId: after, Limit: groupPage})
+		call, cancel := context.WithTimeout(ctx, groupCall)
+		page, err := gs.state.Members(call, &v1.MembersRequest{ConversationId: conv, AfterUserId: after, Limit: groupPage})
 		cancel()
 		if err == nil || try == groupTries || !im.Retryable(err) {
 			return page, err
 		}
 		select {
-		case <-gs.ctx.Done():
-			return nil, gs.ctx.Err()
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		case <-time.After(wait):
 			wait *= 2
 		}

@@ -45,7 +45,6 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 				frames = append(frames, newShared(req.Deliveries[i+1])...) // so that they leave in one message
 			}
 			n := s.g.groups.deliver(d.ConversationId, arrival{d.Audience, frames})
-			delivered += n * entriesOf(frames)
 			for ; first <= i; first++ {
 				res.Sessions[first] = int32(n)
 			}

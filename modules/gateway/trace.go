@@ -51,8 +51,9 @@ func (g *Gateway) arrived(frames []*shared, to []*session) {
 	g.Trace.Add(records...)
 }
 
-// arrivedAt remembers deliveries to many sessions of a group.
+// arrivedAt counts and remembers deliveries to many sessions of a group.
 func (g *Gateway) arrivedAt(frames []*shared, sessions int) {
+	g.Tally.Delivered(sessions * entriesOf(frames))
 	if g.Trace == nil {
 		return
 	}

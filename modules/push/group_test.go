@@ -189,6 +189,10 @@ func TestADrainingNodeHintsAtOnce(t *testing.T) {
 	if list, _ := ps.due(now.Add(time.Minute)); len(list) != 1 || list[0].seq != 2 {
 		t.Errorf("%v is due, want the hint of 2", list)
 	}
+	if ps.hurry() != 1 {
+		t.Error("a hint that is taken and not told yet is nobody's")
+	}
+	ps.told()
 	if ps.hurry() != 0 {
 		t.Error("a hint stays")
 	}

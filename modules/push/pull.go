@@ -81,6 +81,7 @@ type pulls struct {
 	mu     sync.Mutex
 	byConv map[string]*pull
 	now    bool // hints wait no more
+	taken  int  // hints that were taken and are not told yet
 }
 
 func newPulls() *pulls {
@@ -108,8 +109,9 @@ func (ps *pulls) note(now time.Time, t pullTuning, h hint, to target, n int) (pu
 	for _, node := range to.nodes {
 		sessions += p.online[node]
 	}
+	waited := p.waits != nil
 	pulled, at = p.note(now, t, h, sessions, n)
-	if p.waits != nil {
+	if p.waits != nil && (!waited || ps.now) {
 		ps.signal()
 	}
 	return pulled, at
@@ -147,7 +149,15 @@ func (ps *pulls) due(now time.Time) (list []hint, next time.Time) {
 			next = p.next
 		}
 	}
+	ps.taken = len(list)
 	return list, next
+}
+
+// told notes that the hints which were taken are told.
+func (ps *pulls) told() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.taken = 0
 }
 
 // hurry lets all hints go at once, and returns how many there still are.
@@ -163,7 +173,7 @@ func (ps *pulls) hurry() (n int) {
 	if n > 0 {
 		ps.signal()
 	}
-	return n
+	return n + ps.taken
 }
 
 func (ps *pulls) signal() {
@@ -182,6 +192,7 @@ func (ps *pulls) run(ctx context.Context, tell func(hint)) {
 		for _, h := range list {
 			tell(h)
 		}
+		ps.told()
 		if next.IsZero() {
 			next = time.Now().Add(pullIdle)
 		}

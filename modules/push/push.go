@@ -122,7 +122,7 @@ func (p *Push) Drain(ctx context.Context) error {
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for p.queue.len() > 0 || p.senders.pending() > 0 || p.pulls.hurry() > 0 {
+	for p.queue.len() > 0 || p.pulls.hurry() > 0 || p.senders.pending() > 0 { // in the order in which they hand on
 		select {
 		case <-ctx.Done():
 			return nil

@@ -164,7 +164,7 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, sessions []int32,
 	for i, d := range ds {
 		conv, count := trace.Conv(d.ConversationId), int32(len(d.SessionIds))
 		if d.Audience != nil && i < len(sessions) {
-			count = sessions[i]
+			count = max(sessions[i], 0)
 		}
 		note := func(f *v1.Delivery) {
 			if f.Acked {
@@ -221,7 +221,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 		return
 	}
 	for i, n := range res.Sessions {
-		if i < len(ds) && ds[i].Audience != nil {
+		if n >= 0 && i < len(ds) && ds[i].Audience != nil {
 			s.m.deliveries.Add(float64(int(n) * ds[i].frames))
 			s.heard(ds[i].ConversationId, node, int(n))
 		}

@@ -51,10 +51,7 @@ func (s *Scheduler) retains() round {
 
 // retain lets go as much as one round may.
 func (s *Scheduler) retain(ctx context.Context, t control.Term, w *ageing) error {
-	var now *settings.Snapshot
-	if s.Settings != nil {
-		now = s.Settings.Current()
-	}
+	now := s.current()
 	ages := [2]int{retentionDirect.In(now), retentionGroup.In(now)}
 	if ages != w.ages {
 		*w = ageing{ages: ages}

@@ -41,6 +41,9 @@ func (s *Scheduler) tallies() round {
 		if err != nil {
 			return fmt.Errorf("ask the nodes what they counted: %w", err)
 		}
+		if ctx.Err() != nil { // the term has ended, and nobody was asked
+			return ctx.Err()
+		}
 		r := tally.Round{At: time.Now(), Answers: answers, Users: -1}
 		if n := s.online.Load(); n != nil {
 			r.Users = *n

@@ -50,16 +50,22 @@ type scheduled struct {
 	asked time.Time
 }
 
-// full reports whether no more may be scheduled than there are.
+// full reports whether no more may be scheduled than there are. While one caller
+// counts, others go by the last number.
 func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if now := time.Now(); now.Sub(n.asked) > scheduleCount {
+		before := n.asked
+		n.asked = now
+		n.mu.Unlock()
 		counts, err := st.ScheduledCounts(ctx)
+		n.mu.Lock()
 		if err != nil {
+			n.asked = before
 			return false, err
 		}
-		n.open, n.asked = counts.Open, now
+		n.open = counts.Open
 	}
 	n.open++ // if it is refused all the same, the next count knows
 	return n.open > most, nil

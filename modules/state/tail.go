@@ -19,8 +19,9 @@ const (
 	// tailEntries and tailBytes are the most of one; the oldest entries make room.
 	tailEntries = 2 * store.MaxPage
 	tailBytes   = 1 << 20
-	// tailFor is how long entries are kept, and tailIdle how long they are without a
-	// reader: an entry may be changed in its place, which nobody is told of here.
+	// tailFor is how old entries may be that are answered, as an entry may be changed
+	// in its place, which nobody is told of here. tailIdle is how long a conversation
+	// is without a reader before another one may take its place.
 	tailFor  = 10 * time.Second
 	tailIdle = 5 * time.Second
 	// tailReaders is how many readers one look at the store serves.
@@ -213,6 +214,10 @@ func (ts *tails) look(ctx context.Context, t *tail, readers []*tailReader) (map[
 		if err != nil {
 			t.clear(0, now)
 			return nil, err
+		}
+		if p.End && p.CompleteTo < t.to { // a reader named a place that is not there yet
+			t.clear(0, now)
+			break
 		}
 		if t.take(p) {
 			t.whole = p.End

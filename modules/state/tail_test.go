@@ -211,6 +211,26 @@ func TestWhatIsKeptOfAConversationIsFresh(t *testing.T) {
 	})
 }
 
+// One who names a place that is not there yet spoils what is shared for nobody.
+func TestAPlaceAboveTheEndIsNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLog(4)
+		l.write(5)
+		ts := tailsOf(l)
+		l.all(ts, 1<<40, numbered(4)...)
+		reads := l.reads
+		pages := l.all(ts, 2, numbered(4)...)
+		for _, p := range pages {
+			if !slices.Equal(seqsOf(p), []int64{3, 4, 5}) {
+				t.Errorf("got %v", p)
+			}
+		}
+		if l.reads-reads > 2 {
+			t.Errorf("%d reads for four readers", l.reads-reads)
+		}
+	})
+}
+
 // Who is far behind, who reads alone, and everybody while the store fails or too
 // many conversations are read, goes to the store.
 func TestWhoReadsAlone(t *testing.T) {

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"sync"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/ring"
@@ -73,57 +72,19 @@ func (c stateClient) Change(ctx context.Context, r *v1.ChangeRequest) (*v1.Chang
 
 // Mark goes to each node with the marks of its conversations.
 func (c stateClient) Mark(ctx context.Context, r *v1.MarkRequest) (*v1.MarkResponse, error) {
-	var parts []*marksOf
-	if !c.s.state.group.alone.Load() {
-		parts = splitMarks(r, c.s.StateHome)
-	}
-	if len(parts) < 2 {
-		key := ""
-		if len(r.Marks) > 0 {
-			key = shardKey(r.Marks[0].GetConversationId())
-		}
-		return invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, r)
-	}
-	out := &v1.MarkResponse{Results: make([]*v1.MarkResult, len(r.Marks))}
-	var wg sync.WaitGroup
-	for _, p := range parts {
-		wg.Go(func() {
-			res, err := invoke(ctx, c.s, &c.s.state, stateMark, shardKey(p.req.Marks[0].GetConversationId()), stateHandler.Mark, p.req)
-			for i, at := range p.index {
-				switch {
-				case err != nil:
-					out.Results[at] = &v1.MarkResult{Error: im.Wire(err)}
-				case i < len(res.Results):
-					out.Results[at] = res.Results[i]
-				}
+	results, err := scatter(r.Marks, func(m *v1.Mark) im.NodeID { return c.s.state.group.homeOf(shardKey(m.GetConversationId())) },
+		func(part []*v1.Mark) ([]*v1.MarkResult, error) {
+			key := ""
+			if len(part) > 0 {
+				key = shardKey(part[0].GetConversationId())
 			}
-		})
+			res, err := invoke(ctx, c.s, &c.s.state, stateMark, key, stateHandler.Mark, &v1.MarkRequest{Marks: part})
+			return res.GetResults(), err
+		}, func(e *clientv1.Error) *v1.MarkResult { return &v1.MarkResult{Error: e} })
+	if err != nil {
+		return nil, err
 	}
-	wg.Wait()
-	return out, nil
-}
-
-// marksOf is the marks for one node, and where they stood in the request.
-type marksOf struct {
-	req   *v1.MarkRequest
-	index []int
-}
-
-func splitMarks(r *v1.MarkRequest, home func(conv string) im.NodeID) []*marksOf {
-	var parts []*marksOf
-	byNode := map[im.NodeID]*marksOf{}
-	for i, m := range r.Marks {
-		node := home(m.GetConversationId())
-		p := byNode[node]
-		if p == nil {
-			p = &marksOf{req: &v1.MarkRequest{}}
-			byNode[node] = p
-			parts = append(parts, p)
-		}
-		p.req.Marks = append(p.req.Marks, m)
-		p.index = append(p.index, i)
-	}
-	return parts
+	return &v1.MarkResponse{Results: results}, nil
 }
 
 func (c stateClient) Sync(ctx context.Context, r *v1.SyncRequest) (*v1.SyncResponse, error) {

@@ -28,11 +28,13 @@ func scatter[Req, Ans any](reqs []*Req, home func(*Req) im.NodeID, call func([]*
 		}
 		wg.Go(func() {
 			answers, err := call(part)
+			if err == nil && len(answers) != len(part) {
+				err = im.Errorf(clientv1.Reason_REASON_INTERNAL, "peer.scatter", "%d answers to %d requests", len(answers), len(part))
+			}
 			for i, at := range index {
-				switch {
-				case err != nil:
+				if err != nil {
 					out[at] = failed(im.Wire(err))
-				case i < len(answers):
+				} else {
 					out[at] = answers[i]
 				}
 			}

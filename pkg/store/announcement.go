@@ -41,8 +41,3 @@ type Announcement struct {
 	Expires   time.Time // it is shown to nobody from then on
 	Withdrawn time.Time // the same, as somebody ended it; zero = nobody has
 }
-
-// InForce reports whether the announcement is to be shown at a time.
-func (a *Announcement) InForce(at time.Time) bool {
-	return a.Withdrawn.IsZero() && at.Before(a.Expires)
-}

@@ -1,8 +1,13 @@
 package verify
 
+import "time"
+
+// leastAge is the shortest time for which a content is kept, in nanoseconds.
+const leastAge = int64(24 * time.Hour)
+
 // acked is I1: what an ACK_OK said is what the final log holds: the same id,
 // seq, content and, where the answer named it, predecessor. Contents may be gone
-// because of their age, but never before those of older messages.
+// because of their age, but never within a day, nor before those of older messages.
 func (c *check) acked() {
 	c.goneInOrder()
 	sends := c.sends()
@@ -36,6 +41,8 @@ func (c *check) differs(s *send, o *op) string {
 		return "acknowledged with another message id than the log has"
 	case o.prev != 0 && r.prev != o.prev:
 		return "acknowledged with another prev_seq than the log has"
+	case r.entry == nameMessage && r.hash == 0 && c.Run.Ended-s.invoked < leastAge:
+		return "acknowledged, but its content is gone before it is a day old"
 	case s.hash != 0 && r.hash != 0 && r.hash != s.hash && !c.sentWith(s, r.hash):
 		return "acknowledged, but the log holds another content"
 	}

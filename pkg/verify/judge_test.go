@@ -151,7 +151,11 @@ func TestJudge(t *testing.T) {
 			b.view(42*second, "ann", history.Show, 4)
 			b.view(42*second, "bob", history.Show, 4)
 		}, ""},
+		{"a content that is a minute old is gone", func(b *book) {
+			b.edit(history.Row, 1, func(r *history.Record) { r.Hash, r.Name = "", history.Gone })
+		}, "I1"},
 		{"old contents are gone, and nobody shows them", func(b *book) {
+			b.run.Ended = 25 * 3600 * second
 			b.edit(history.Row, 1, func(r *history.Record) { r.Hash, r.Name = "", history.Gone })
 			b.drop(func(r *history.Record) bool { return r.Kind == history.Show && r.Seq == 1 && r.User == "bob" })
 		}, ""},

@@ -17,6 +17,7 @@ var mutations = map[string][]kind{
 		{"the seq of an acknowledged row changed", changeRow(func(r *row) { r.seq += 1 << 40 })},
 		{"the id of an acknowledged row changed", changeRow(func(r *row) { r.mid++ })},
 		{"a content gone before older ones", (*mutant).goneEarly},
+		{"the content of an acknowledged row gone", changeRow(func(r *row) { r.hash = 0 })},
 		{"an answer with another prev_seq", changeOK(func(o *op) { o.prev += 1 << 40 })},
 	},
 	"I2": {

@@ -68,6 +68,9 @@ func (c *Client) tellAnnouncements() {
 		c.announcements = nil
 		c.mu.Unlock()
 		for _, a := range list {
+			if c.ctx.Err() != nil {
+				return
+			}
 			c.opts.OnAnnouncement(a)
 		}
 	}

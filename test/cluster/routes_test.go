@@ -153,7 +153,9 @@ func TestRoutesOverARestoreAndWithoutQuorum(t *testing.T) {
 	}
 	enter("w", "old", im.Web, "")
 	backup := c.Backup()
-	eventually(t, "the route store answers", 20*time.Second, func() bool { return k.Metric("imd_gateway_routes_away") == 0 && k.logins("u0") != nil })
+	eventually(t, "the route store answers", 20*time.Second, func() bool {
+		return k.Metric("imd_gateway_routes_away") == 0 && slices.Equal(k.logins("u0"), []string{"l"})
+	})
 	for i := range 3 {
 		enter(fmt.Sprint("u", 3+i), "l", im.Phone, "")
 	}

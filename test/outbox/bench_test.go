@@ -47,8 +47,10 @@ func (s *site) rows(n int) []store.AppendRow {
 
 // taken waits until a receiver has taken n.
 func (r *receiver) taken(n int) {
-	for r.requests() < n {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(time.Minute); r.requests() < n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("%d of %d requests came", r.requests(), n)
+		}
 	}
 }
 

@@ -124,10 +124,12 @@ func TestOnAWholeNode(t *testing.T) {
 	mutes(t, n, "dan")
 	ann.MustSend(testenv.ToUser("dan", "muted"))
 	ann.MustSend(testenv.ToUser("eve", "not muted"))
-	for i, one := range pushes.wait(2) {
-		if one.UserID != []string{"bob", "eve"}[i] {
-			t.Errorf("notice %d: %+v", i, one)
-		}
+	var notified []string
+	for _, one := range pushes.wait(2) {
+		notified = append(notified, one.UserID)
+	}
+	if !slices.Equal(notified, []string{"bob", "eve"}) {
+		t.Errorf("notified %v", notified)
 	}
 	if _, err := imd(t, n, "remove", "offline/now"); err != nil {
 		t.Errorf("remove: %v", err)

@@ -257,6 +257,9 @@ func (o *office) ends(m middle, n int, how string) (took time.Duration) {
 	release, done := m.begin(o)
 	o.busy(m, n)
 	first, token := o.leader()
+	if first == nil {
+		o.t.Fatal("nobody leads")
+	}
 	began := time.Now()
 	switch how {
 	case "kill":
@@ -353,6 +356,9 @@ var telling = middle{jobs: []string{"webhooks", "handover"}, calls: []string{"im
 func (o *office) set(what string) {
 	o.t.Helper()
 	c, _ := o.leader()
+	if c == nil {
+		o.t.Fatal("nobody leads")
+	}
 	if out, err := exec.Command(testenv.Binary(o.t), "settings", "set", what, "--data-dir", c.Dir).CombinedOutput(); err != nil {
 		o.t.Fatalf("%v\n%s", err, out)
 	}

@@ -56,9 +56,12 @@ func TestScheduledOnAWholeNode(t *testing.T) {
 	if _, failed := messageCommand(t, n, "schedule", "--conversation", "g_none", "--in", "1h", "no"); !strings.Contains(failed, "not_member") {
 		t.Errorf("as a stranger: %s", failed)
 	}
-	wait, failed := messageCommand(t, n, "schedule", "--to", "bob", "--in", "1h", "never", "--id", id)
+	wait, failed := messageCommand(t, n, "schedule", "--to", "bob", "--at", time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "never", "--id", id)
 	if failed != "" {
 		t.Fatal(failed)
+	}
+	if _, failed := messageCommand(t, n, "schedule", "--to", "bob", "--in", "1h", "never", "--id", id); !strings.Contains(failed, "--id needs --at") {
+		t.Errorf("an id with a time that moves: %s", failed)
 	}
 	number := wait["scheduled_id"].(string)
 	if out, failed := messageCommand(t, n, "cancel", number); failed != "" || out["state"] != "cancelled" {

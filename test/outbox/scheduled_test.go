@@ -164,17 +164,24 @@ func (s *site) judge(to im.UserID) int {
 		seqs[e.ClientMessageID] = e.Seq
 	}
 	var after store.Scheduled
+	listed := 0
 	for {
 		list, err := s.messages.Scheduled(s.t.Context(), store.ScheduledQuery{User: "ann", Ended: true, After: after.Due, ID: after.ID, Limit: store.MaxScheduledPage})
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		for _, m := range list {
+			if m.Conversation == conv {
+				listed++
+			}
 			if m.Conversation == conv && (m.State != store.ScheduledSent || m.Seq != seqs[m.ClientMessageID]) {
 				s.t.Errorf("the list says %+v, the log %d", m, seqs[m.ClientMessageID])
 			}
 		}
 		if len(list) < store.MaxScheduledPage {
+			if listed < len(page.Entries) {
+				s.t.Errorf("%d are in the list, %d in the log", listed, len(page.Entries))
+			}
 			return len(page.Entries)
 		}
 		after = list[len(list)-1]

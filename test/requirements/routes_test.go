@@ -121,6 +121,9 @@ func TestR19AnEmptiedRouteStore(t *testing.T) {
 	if all, _ := bob.Walk(protocol.DirectID("ann", "bob"), 100, false); len(all) != 8 { // before, after each loss, and five meanwhile
 		t.Errorf("%d messages are stored: %v", len(all), messages(all))
 	}
+	if f := ann.TakeWithin(time.Second, isPresence); f != nil {
+		t.Errorf("while the routes were lost ann saw %v", f)
+	}
 	bob.Close()
 	if sees() { // the first that ann sees of bob: it was online all the time
 		t.Error("bob was seen to come back")
@@ -155,6 +158,9 @@ func TestR18AKilledGateway(t *testing.T) {
 	g.second.Start()
 	if d := deviceList(t, g.Node, "bob").Devices; len(d) != 0 {
 		t.Errorf("the restart revived %v", d)
+	}
+	if f := ann.TakeWithin(time.Second, isPresence); f != nil {
+		t.Errorf("after the end ann saw %v", f)
 	}
 	again := at(t, g.Node, "bob")
 	arrives(t, ann, again, "bob", "after")

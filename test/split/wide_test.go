@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,21 +102,36 @@ func removedWhileAllWrite(t *testing.T, n, first, second *testenv.Node) {
 	ann, stays := at(t, n, first, "ann"), at(t, n, second, "m1")
 	gone := []*testenv.Client{at(t, n, second, "m0"), testenv.Login(t, first.URL(), protocol.Proto, n.Token("m0"), "d2")}
 	const all = 120
+	var removal sync.WaitGroup
+	defer removal.Wait()
 	for i := range all {
 		if i == all/3 {
-			go testenv.MustPost(t, first.URL(), "imd.v1.ConversationService/RemoveMembers", n.Token("ann"), map[string]any{
-				"conversationId": group, "requestId": uuid.NewString(), "userIds": []string{"m0"}})
+			removal.Go(func() {
+				testenv.MustPost(t, first.URL(), "imd.v1.ConversationService/RemoveMembers", n.Token("ann"), map[string]any{
+					"conversationId": group, "requestId": uuid.NewString(), "userIds": []string{"m0"}})
+			})
 		}
 		ann.MustSend(testenv.To(group, fmt.Sprint(i)))
 	}
-	stays.Entry("the last message", isText(fmt.Sprint(all-1)))
+	for seq, last := int64(1), false; !last; {
+		stays.Entry("what those get who stay", func(conv string, e *clientv1.Entry) bool {
+			if conv != group || e.Seq <= seq {
+				return false
+			}
+			if e.PrevSeq > seq {
+				t.Errorf("%d follows %d for one who stays", e.Seq, seq)
+			}
+			seq, last = e.Seq, isText(fmt.Sprint(all-1))(conv, e)
+			return true
+		})
+	}
 	for _, c := range gone {
 		for seq, removed := int64(1), false; !removed; {
 			c.Entry("what is before the removal", func(conv string, e *clientv1.Entry) bool {
 				if conv != group || e.Seq <= seq {
 					return false
 				}
-				if e.PrevSeq > seq && seq > 1 {
+				if e.PrevSeq > seq {
 					t.Errorf("%d follows %d", e.Seq, seq)
 				}
 				seq, removed = e.Seq, e.GetMemberChange().GetAction() == clientv1.MemberAction_MEMBER_ACTION_REMOVED

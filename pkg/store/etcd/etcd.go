@@ -295,8 +295,6 @@ func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 		switch out[i] = standing(have[i], x); out[i] {
 		case store.Restored:
 			lost = append(lost, i)
-		case store.Kept:
-			r.seen(ctx, x, have[i])
 		}
 	}
 	rest, err := r.restore(ctx, routes, have, lost)
@@ -315,14 +313,23 @@ func (r *Routes) Refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 			return nil, unavailable(ctx, op, err)
 		}
 	}
+	for i, n := 0, 0; i < len(routes) && n < seenAtOnce && ctx.Err() == nil; i++ {
+		if out[i] == store.Kept && r.seen(ctx, routes[i], have[i]) {
+			n++
+		}
+	}
 	return out, nil
 }
 
-// seen remembers the login of a route for longer. If that fails, the next refresh
-// does it.
-func (r *Routes) seen(ctx context.Context, x store.Route, have user) {
+// seenAtOnce is how many logins one refresh remembers for longer: each is a
+// change of its own, and they may all be due at once. There are hours left.
+const seenAtOnce = 16
+
+// seen remembers the login of a route for longer, and reports whether that was
+// due. If it fails, another refresh does it.
+func (r *Routes) seen(ctx context.Context, x store.Route, have user) bool {
 	if _, due := have.guard.Logins.Seen(x.Login, r.now()); !due {
-		return
+		return false
 	}
 	err := r.change(ctx, x.User, x.Session, func(u user) *change {
 		g, due := u.guard, false
@@ -334,6 +341,7 @@ func (r *Routes) seen(ctx context.Context, x store.Route, have user) {
 	if err != nil {
 		r.Log.Warn("a login is not remembered for longer", zap.Error(err))
 	}
+	return true
 }
 
 // standing is what became of a route; Restored = it is to be put back.

@@ -485,6 +485,9 @@ const sqlStarts = `SELECT ` + stayColumns + stayTables + `WHERE m.user_id = ANY 
 
 // Starts is store.Membership's.
 func (s *Store) Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error) {
+	if len(users) > store.MaxMemberPage {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, "store.Starts", "more than %d users", store.MaxMemberPage)
+	}
 	out, err := read(ctx, s, func(ctx context.Context, c *pgx.Conn) (map[im.UserID]im.Seq, error) {
 		rows, err := c.Query(ctx, sqlStarts, string(conv), users)
 		if err != nil {

@@ -42,7 +42,7 @@ const sqlPutPush = `INSERT INTO push (user_id, conversation_id, seq, message_id,
 SELECT m.user_id, m.conversation_id, ?, ?, ?, ?, 0, 1, ? FROM member m WHERE m.user_id = ? AND m.conversation_id = ? AND m.role > 0 AND m.read < ?
   AND NOT EXISTS (SELECT 1 FROM mute x WHERE x.user_id = m.user_id AND x.conversation_id = m.conversation_id AND x.until_ms > ?)
 ON CONFLICT (user_id, conversation_id) DO UPDATE SET seq = excluded.seq, message_id = excluded.message_id, at_ms = excluded.at_ms,
-  due_ms = CASE state WHEN 2 THEN max(excluded.due_ms, due_ms) ELSE excluded.due_ms END,
+  due_ms = CASE WHEN state = 2 OR state = 1 AND tries > 0 THEN max(excluded.due_ms, due_ms) ELSE excluded.due_ms END,
   tries = CASE WHEN state IN (2, 3) OR tries > 0 THEN 1 ELSE 0 END, state = 1, sender = excluded.sender WHERE seq < excluded.seq`
 
 // putPush makes a push due, unless the conversation is muted. It takes the place of

@@ -27,7 +27,7 @@ const (
 	sqlScheduledAll = `SELECT ` + scheduledColumns + ` FROM scheduled s
   WHERE (s.due_ms, s.id) > (?, ?) AND (? OR s.state IN (1, 2)) ORDER BY s.due_ms, s.id LIMIT ?`
 	sqlCancelScheduled = `UPDATE scheduled SET state = 5, ended_ms = ?1 WHERE id = ?2 AND state = 1`
-	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state IN (1, 2) AND state = 2 AND token <> ?2 AND next_ms > ?1`
+	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state = 2 AND token <> ?2 AND next_ms > ?1`
 	sqlTurnScheduled   = `SELECT ` + scheduledColumns + `, coalesce((SELECT u.disabled FROM user u WHERE u.id = s.sender), 0)
   FROM scheduled s WHERE s.state IN (1, 2) AND s.next_ms <= ? ORDER BY s.next_ms, s.id LIMIT ?`
 	sqlClaimScheduled  = `UPDATE scheduled SET state = 2, token = ?, next_ms = ? WHERE id = ?`

@@ -339,6 +339,9 @@ func (s *Store) Members(ctx context.Context, conv im.ConversationID, reader, aft
 // Starts is store.Membership's.
 func (s *Store) Starts(ctx context.Context, conv im.ConversationID, users []im.UserID) (map[im.UserID]im.Seq, error) {
 	const op = "store.Starts"
+	if len(users) > store.MaxMemberPage {
+		return nil, refuse(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d users", store.MaxMemberPage)
+	}
 	out := make(map[im.UserID]im.Seq, len(users))
 	err := s.read(ctx, func(c *conn) error {
 		for _, u := range users {

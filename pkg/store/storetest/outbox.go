@@ -463,22 +463,24 @@ func pushNewer(k *kit) {
 	one, two, three := next(), next(), next()
 	k.pushed(p, []store.Push{one})
 	told(k.due()[0], time.Hour)
-	k.pushed(p, []store.Push{two})
-	if list := k.due(); len(list) != 0 {
-		k.Errorf("a newer one comes in the pause: %+v", list)
+	for _, newer := range []store.Push{two, three} {
+		k.pushed(p, []store.Push{newer})
+		if list := k.due(); len(list) != 0 {
+			k.Errorf("a newer one comes in the pause: %+v", list)
+		}
 	}
-	k.read(d, "b", two.Seq)
+	k.read(d, "b", three.Seq)
 	list := k.due()
-	if len(list) != 1 || list[0].State != store.PushWithdraw || list[0].Seq != two.Seq {
+	if len(list) != 1 || list[0].State != store.PushWithdraw || list[0].Seq != three.Seq {
 		k.Fatalf("the older one was told, the newer one was not: %+v", list)
 	}
 	k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: list[0], Gone: true}}))
-	k.pushed(p, []store.Push{three})
+	four, five := next(), next()
+	k.pushed(p, []store.Push{four})
 	list = k.due()
-	four := next()
-	k.pushed(p, []store.Push{four}) // while three is being told
+	k.pushed(p, []store.Push{five}) // while four is being told
 	told(list[0], 0)
-	k.read(d, "b", four.Seq)
+	k.read(d, "b", five.Seq)
 	if list = k.due(); len(list) != 1 || list[0].State != store.PushWithdraw {
 		k.Errorf("the older one was being told: %+v", list)
 	}

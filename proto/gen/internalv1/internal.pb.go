@@ -4713,7 +4713,7 @@ func (x *Audience) GetRemovedUserIds() []string {
 type DeliverResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
-	// To how many sessions each delivery went, in order; 0 for those that wait for
+	// To how many sessions each delivery went, in order; -1 for those that wait for
 	// the list of their group.
 	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
