@@ -14,7 +14,9 @@
 //
 //   - One fan-out per conversation is in flight, and one Deliver per (shard,
 //     gateway): deliveries of a conversation leave in the order of Fanout. Those to
-//     large groups have shards of their own, so that nobody waits behind them.
+//     large groups have shards of their own, so that nobody waits behind them; while
+//     a group becomes large, or stops being so, one may overtake another, which the
+//     clients' cursors find.
 //   - A member gets entries above its start only; who was removed by an entry
 //     still gets that entry.
 //   - Nothing here is the truth: what is dropped is found again by the client's
