@@ -32,16 +32,16 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		return nil
 	}
 	g.draining.Store(true)
-	conns := g.hub.all()
-	if len(conns) > 0 {
-		spread := drainSpread(g.cfg.Drain, len(conns))
+	if n := g.hub.len(); n > 0 {
+		spread := drainSpread(g.cfg.Drain, n)
 		end := time.Now().Add(spread + g.cfg.Drain.Grace)
 		if d, ok := ctx.Deadline(); ok && end.After(d.Add(-flushTime)) {
 			end = d.Add(-flushTime)
 			spread = min(spread, max(0, time.Until(end)/2))
 		}
-		g.Log.Info("clients are asked to move", zap.Int("connections", len(conns)), zap.Duration("spread", spread))
-		g.sendAway(ctx, conns, spread, end)
+		g.Log.Info("clients are asked to move", zap.Int("connections", n), zap.Duration("spread", spread))
+		g.leaveBy.Store(&end)
+		g.sendAway(ctx, spread, end)
 		g.waitEmpty(ctx, end)
 	}
 	g.closing.Store(true)
@@ -52,37 +52,58 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	return nil
 }
 
-// sendAway tells the connections in random order, spread over the time.
-func (g *Gateway) sendAway(ctx context.Context, conns []*session, spread time.Duration, end time.Time) {
+// sendAway asks all to move, in random order and evenly over the spread.
+func (g *Gateway) sendAway(ctx context.Context, spread time.Duration, end time.Time) {
+	begin, conns := time.Now(), g.hub.all()
 	rand.Shuffle(len(conns), func(i, j int) { conns[i], conns[j] = conns[j], conns[i] })
-	begin, total := time.Now(), len(conns)
-	for len(conns) > 0 {
+	for i := 0; i < len(conns); {
 		now := time.Now()
-		due := total
-		if spread > 0 {
-			due = 1 + int(float64(total)*float64(now.Sub(begin))/float64(spread))
+		for ; i < len(conns); i++ {
+			ask, move := drainTimes(i, len(conns), spread)
+			if now.Sub(begin) < ask {
+				break
+			}
+			conns[i].sendAway(now, begin.Add(move), end)
 		}
-		n := min(len(conns), due-(total-len(conns)))
-		for _, s := range conns[:max(0, n)] {
-			s.sendAway(now, begin.Add(spread), end)
-		}
-		conns = conns[max(0, n):]
-		if len(conns) > 0 && !pause(ctx, drainStep) {
+		if i < len(conns) && !pause(ctx, drainStep) {
 			return
 		}
 	}
 }
 
-// sendAway asks the client to move between now and by; the session ends at end.
-func (s *session) sendAway(now, by, end time.Time) {
+// drainTimes is when the i-th of n clients is asked to move, and when it is to
+// move, both counted from the beginning. The moves are spread evenly; half of the
+// time before each is the client's to know about it.
+func drainTimes(i, n int, spread time.Duration) (ask, move time.Duration) {
+	move = time.Duration(float64(spread) * float64(i) / float64(n))
+	return move / 2, move
+}
+
+// sendAway asks the client to move at a time; the session ends at end. Who is not
+// online yet is asked behind its welcome.
+func (s *session) sendAway(now, move, end time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.phase != online {
+	if s.phase == online {
+		s.sendAwayLocked(now, move, end)
+	}
+}
+
+// sendAwayLocked asks once.
+func (s *session) sendAwayLocked(now, move, end time.Time) {
+	if s.leaving {
 		return
 	}
-	wait := time.Duration(rand.Float64() * float64(max(0, by.Sub(now))))
+	s.leaving = true
 	s.replyLocked(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{
-		ReconnectAfterMs: millis(wait), CloseAfterMs: millis(max(0, end.Sub(now)))}}})
+		ReconnectAfterMs: millis(max(0, move.Sub(now))), CloseAfterMs: millis(max(0, end.Sub(now)))}}})
+}
+
+// sendAwayLate asks who has just logged in to move at once, if the node stops.
+func (s *session) sendAwayLate(now time.Time) {
+	if by := s.g.leaveBy.Load(); by != nil {
+		s.sendAwayLocked(now, now, *by)
+	}
 }
 
 // waitEmpty waits until no connection is left, by a time.

@@ -545,3 +545,26 @@ func TestDrainSpread(t *testing.T) {
 		}
 	}
 }
+
+// Clients move evenly over the spread, and each knows half of its time ahead.
+func TestDrainTimes(t *testing.T) {
+	const n, spread = 10_000, 20 * time.Second
+	var tenths [10]int
+	last := time.Duration(-1)
+	for i := range n {
+		ask, move := drainTimes(i, n, spread)
+		if ask < last || 2*ask > move+1 || move >= spread {
+			t.Fatalf("the %dth is asked at %v to move at %v", i, ask, move)
+		}
+		last = ask
+		tenths[move*10/spread]++
+	}
+	for i, moves := range tenths {
+		if moves < n/10-1 || moves > n/10+1 {
+			t.Errorf("%d move in tenth %d", moves, i)
+		}
+	}
+	if ask, move := drainTimes(3, 5, 0); ask != 0 || move != 0 {
+		t.Errorf("without a spread: %v, %v", ask, move)
+	}
+}

@@ -793,6 +793,18 @@ func TestDrain(t *testing.T) {
 	eventually(t, "no routes are left", func() bool { return len(w.routesOf("ann"))+len(w.routesOf("bob")) == 0 })
 }
 
+// Whoever logs in after the others were asked is asked as well.
+func TestDrainAsksWhoComesLate(t *testing.T) {
+	w := begin(t)
+	by := time.Now().Add(time.Minute)
+	w.g.leaveBy.Store(&by)
+	c := w.session(t, protocol.JSON, "ann", "d")
+	d := c.Take("drain", func(f *clientv1.ServerFrame) bool { return f.GetDrain() != nil }).GetDrain()
+	if d.ReconnectAfterMs != 0 || d.CloseAfterMs == 0 {
+		t.Errorf("drain says %v", d)
+	}
+}
+
 func TestStoppingWithoutDrainSaysBye(t *testing.T) {
 	w := begin(t)
 	c := w.session(t, protocol.JSON, "ann", "d")
