@@ -17,6 +17,9 @@ const (
 	drainStep = 50 * time.Millisecond
 	// flushTime is what is kept of the time given for the last writes.
 	flushTime = 3 * time.Second
+	// yieldTime is how long a session that was asked to move may stay beside the one
+	// that has taken its place.
+	yieldTime = time.Second
 )
 
 // drainSpread is the time over which n clients are told to move.
@@ -103,6 +106,27 @@ func (s *session) sendAwayLocked(now, move, end time.Time) {
 func (s *session) sendAwayLate(now time.Time) {
 	if by := s.g.leaveBy.Load(); by != nil {
 		s.sendAwayLocked(now, now, *by)
+	}
+}
+
+// displace ends a session whose place is taken, and reports whether it was there.
+// One whose client has moved is left to the client, which ends it when it has the
+// welcome of the new one, as it can be written on until then; a client that does
+// not is told a little later.
+func (s *session) displace(reason string) bool {
+	s.mu.Lock()
+	moves := reason == "superseded" && s.leaving && s.phase == online
+	s.mu.Unlock()
+	return moves && s.g.another(s.yield) || s.end(reason, endTexts[reason], 0)
+}
+
+func (s *session) yield() {
+	t := time.NewTimer(yieldTime)
+	defer t.Stop()
+	select {
+	case <-s.done:
+	case <-t.C:
+		s.end("superseded", endTexts["superseded"], 0)
 	}
 }
 

@@ -214,7 +214,7 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 	if why == store.Replaced { // again, in case the one that did it could not
 		k.g.revoke(r)
 	}
-	s.end(why.String(), endTexts[why.String()], 0)
+	s.displace(why.String())
 }
 
 // readmit asks whether logins whose routes were put back have been ended
