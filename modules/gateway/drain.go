@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -17,14 +18,21 @@ const (
 	drainStep = 50 * time.Millisecond
 	// flushTime is what is kept of the time given for the last writes.
 	flushTime = 3 * time.Second
+	// drainShare is how much of the time for a stop sending the clients away may
+	// take. Push and state, which stop behind it, have the rest.
+	drainShare = 0.85
 	// yieldTime is how long a session that was asked to move may stay beside the one
 	// that has taken its place.
 	yieldTime = time.Second
 )
 
-// drainSpread is the time over which n clients are told to move.
-func drainSpread(c DrainConfig, n int) time.Duration {
-	return min(max(time.Duration(n)*time.Second/drainRate, c.MinSpread), c.MaxSpread)
+// drainPlan is the time over which n clients are told to move, and when those end
+// who have not. If there is less time left than that takes, the grace is kept as far
+// as it is not more than half of it.
+func drainPlan(c DrainConfig, n int, left time.Duration) (spread, end time.Duration) {
+	spread = min(max(time.Duration(n)*time.Second/drainRate, c.MinSpread), c.MaxSpread)
+	end = min(spread+c.Grace, max(left, 0))
+	return min(spread, end-min(c.Grace, end/2)), end
 }
 
 // Drain refuses newcomers after a moment, asks all clients to move, and serves
@@ -36,12 +44,12 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	}
 	g.draining.Store(true)
 	if n := g.hub.len(); n > 0 {
-		spread := drainSpread(g.cfg.Drain, n)
-		end := time.Now().Add(spread + g.cfg.Drain.Grace)
-		if d, ok := ctx.Deadline(); ok && end.After(d.Add(-flushTime)) {
-			end = d.Add(-flushTime)
-			spread = min(spread, max(0, time.Until(end)/2))
+		left := time.Duration(math.MaxInt64)
+		if d, ok := ctx.Deadline(); ok {
+			left = time.Until(d) - flushTime
 		}
+		spread, stay := drainPlan(g.cfg.Drain, n, left)
+		end := time.Now().Add(stay)
 		g.Log.Info("clients are asked to move", zap.Int("connections", n), zap.Duration("spread", spread))
 		g.leaveBy.Store(&end)
 		g.sendAway(ctx, spread, end)

@@ -537,11 +537,24 @@ func TestAdmissionLine(t *testing.T) {
 	})
 }
 
-func TestDrainSpread(t *testing.T) {
+func TestDrainPlan(t *testing.T) {
 	c := DefaultConfig().Drain
-	for n, want := range map[int]time.Duration{0: 2 * time.Second, 500: 2 * time.Second, 5000: 10 * time.Second, 1 << 20: 25 * time.Second} {
-		if got := drainSpread(c, n); got != want {
-			t.Errorf("drainSpread(%d) = %v, want %v", n, got, want)
+	const ample = time.Hour
+	for _, x := range []struct {
+		n                 int
+		left, spread, end time.Duration
+	}{
+		{0, ample, 2 * time.Second, 7 * time.Second},
+		{500, ample, 2 * time.Second, 7 * time.Second},
+		{5000, ample, 10 * time.Second, 15 * time.Second},
+		{1 << 20, ample, 25 * time.Second, 30 * time.Second},
+		{1 << 20, 26 * time.Second, 21 * time.Second, 26 * time.Second},
+		{1 << 20, 6 * time.Second, 3 * time.Second, 6 * time.Second},
+		{500, 3 * time.Second, 1500 * time.Millisecond, 3 * time.Second},
+		{500, -time.Second, 0, 0},
+	} {
+		if spread, end := drainPlan(c, x.n, x.left); spread != x.spread || end != x.end {
+			t.Errorf("%d clients with %v left: %v and %v, want %v and %v", x.n, x.left, spread, end, x.spread, x.end)
 		}
 	}
 }
