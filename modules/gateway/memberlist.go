@@ -57,7 +57,6 @@ func (l *memberList) start(user im.UserID) (int64, bool) {
 // none of their memory.
 func (l *memberList) apply(edits []memberEdit) {
 	slices.SortStableFunc(edits, func(a, b memberEdit) int { return strings.Compare(a.user, b.user) })
-	var merged []memberEdit
 	for at := 0; len(edits) > 0; {
 		// Of the blocks from at on, the last that does not begin above the first edit.
 		for at+1 < len(l.blocks) && l.blocks[at+1].id(0) <= edits[0].user {
@@ -72,70 +71,80 @@ func (l *memberList) apply(edits []memberEdit) {
 		if at < len(l.blocks) {
 			old = l.blocks[at]
 		}
-		merged = old.merge(merged[:0], edits[:n])
+		made := old.changed(edits[:n])
 		edits = edits[n:]
-		l.n += len(merged) - len(old.ends)
-		made := cut(merged)
+		l.n -= len(old.ends)
+		for i := range made {
+			l.n += len(made[i].ends)
+		}
 		l.blocks = slices.Replace(l.blocks, at, min(at+1, len(l.blocks)), made...)
 		at = max(at+len(made)-1, 0)
 	}
 }
 
-// merge appends the members of a block after sorted edits.
-func (b *memberBlock) merge(to, edits []memberEdit) []memberEdit {
+// changed is the blocks of the members after sorted edits, as few as hold them and
+// about as full as each other. It goes through them three times, to count, to
+// measure and to write, and so makes nothing but what it returns.
+func (b *memberBlock) changed(edits []memberEdit) []memberBlock {
+	n := 0
+	b.walk(edits, func(string, int64) { n++ })
+	made := make([]memberBlock, (n+blockMembers-1)/blockMembers)
+	border := func(k int) int { return k * n / len(made) } // the first of block k
+	size, same := make([]int, len(made)), make([]bool, len(made))
+	i, k := 0, -1
+	b.walk(edits, func(user string, start int64) {
+		if k < 0 || i == border(k+1) {
+			k++
+			made[k].start, same[k] = start, true
+		}
+		size[k] += len(user)
+		same[k] = same[k] && start == made[k].start
+		i++
+	})
+	var ids strings.Builder
+	i, k = 0, -1
+	b.walk(edits, func(user string, start int64) {
+		if k < 0 || i == border(k+1) {
+			k++
+			ids.Reset()
+			ids.Grow(size[k])
+			made[k].ends = make([]uint32, 0, border(k+1)-border(k))
+			if !same[k] {
+				made[k].starts = make([]int64, 0, cap(made[k].ends))
+			}
+		}
+		ids.WriteString(user)
+		made[k].ends = append(made[k].ends, uint32(ids.Len()))
+		if !same[k] {
+			made[k].starts = append(made[k].starts, start)
+		}
+		if i++; i == border(k+1) {
+			made[k].ids = ids.String()
+		}
+	})
+	return made
+}
+
+// walk calls f for each member after sorted edits, in order.
+func (b *memberBlock) walk(edits []memberEdit, f func(user string, start int64)) {
 	i := 0
 	for k, e := range edits {
 		if k+1 < len(edits) && edits[k+1].user == e.user {
 			continue // a later one counts
 		}
 		for ; i < len(b.ends) && b.id(i) < e.user; i++ {
-			to = append(to, memberEdit{user: b.id(i), start: b.startOf(i)})
+			f(b.id(i), b.startOf(i))
 		}
 		if i < len(b.ends) && b.id(i) == e.user {
 			i++
 		}
 		if !e.gone {
-			to = append(to, e)
+			f(e.user, e.start)
 		}
 	}
 	for ; i < len(b.ends); i++ {
-		to = append(to, memberEdit{user: b.id(i), start: b.startOf(i)})
+		f(b.id(i), b.startOf(i))
 	}
-	return to
-}
-
-// cut makes blocks of sorted members, as few as hold them and about as full as each
-// other.
-func cut(members []memberEdit) []memberBlock {
-	n := (len(members) + blockMembers - 1) / blockMembers
-	made := make([]memberBlock, n)
-	for i := range made {
-		made[i] = newMemberBlock(members[i*len(members)/n : (i+1)*len(members)/n])
-	}
-	return made
-}
-
-func newMemberBlock(members []memberEdit) memberBlock {
-	b := memberBlock{ends: make([]uint32, len(members)), start: members[0].start}
-	size, same := 0, true
-	for i, m := range members {
-		size += len(m.user)
-		b.ends[i] = uint32(size)
-		same = same && m.start == b.start
-	}
-	var ids strings.Builder
-	ids.Grow(size)
-	if !same {
-		b.starts = make([]int64, len(members))
-	}
-	for i, m := range members {
-		ids.WriteString(m.user)
-		if !same {
-			b.starts[i] = m.start
-		}
-	}
-	b.ids = ids.String()
-	return b
 }
 
 // id is that of the i-th member.
