@@ -33,7 +33,7 @@ func (s *Scheduler) tallies() round {
 			return nil
 		}
 		p := t.Proof()
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("tally")
 		answers, err := s.Tally(ctx, &v1.TallyRequest{Leader: &v1.LeaderProof{Election: p.Name, Token: p.Token}, Cluster: last})
 		if im.ReasonOf(err) == clientv1.Reason_REASON_FORBIDDEN {
 			return errors.Join(store.ErrFenced, err)
