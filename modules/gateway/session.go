@@ -221,6 +221,13 @@ func (s *session) live() bool {
 	}
 }
 
+// begun reports whether the session has begun and not ended.
+func (s *session) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase == online
+}
+
 // message reads one envelope and handles its frames in order. It returns
 // errors of the socket only.
 func (s *session) message(r io.Reader) error {

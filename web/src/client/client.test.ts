@@ -878,9 +878,10 @@ describe("presence", () => {
 });
 
 describe("announcements", () => {
-  const say = (seq: number, more: { text?: string; withdrawn?: boolean } = {}): Kind => ({
+  const say = (seq: number, text = `news ${seq}`): Kind => ({ case: "announcement", value: create(AnnouncementSchema, { seq: BigInt(seq), text }) });
+  const takeBack = (seq: number, number: number): Kind => ({
     case: "announcement",
-    value: create(AnnouncementSchema, { seq: BigInt(seq), text: more.text ?? `news ${seq}`, withdrawn: more.withdrawn ?? false }),
+    value: create(AnnouncementSchema, { seq: BigInt(seq), withdrawn: true, withdrawalSeq: BigInt(number) }),
   });
 
   it("tells each once, and says in hello which it has shown", async () => {
@@ -888,9 +889,9 @@ describe("announcements", () => {
     await online(0, { announcements: { load: () => kept, save: (_, cursor) => (kept = cursor) } });
     const told: string[] = [];
     client.on({ announcement: (a) => told.push(a.text), announcementGone: (seq) => told.push(`gone ${seq}`) });
-    for (const frame of [say(3), say(4), say(4), say(6), say(5), say(4, { withdrawn: true })]) await FakeSocket.last.say(frame);
-    expect(told).toEqual(["news 4", "news 6", "gone 4"]);
-    expect(kept).toEqual({ seq: 6, epoch: "e1" });
+    for (const frame of [say(3), say(4), say(4), say(6), say(5), takeBack(4, 7), takeBack(4, 7), takeBack(6, 0)]) await FakeSocket.last.say(frame);
+    expect(told).toEqual(["news 4", "news 6", "gone 4", "gone 6"]);
+    expect(kept).toEqual({ seq: 7, epoch: "e1" });
     const hello = FakeSocket.last.envelopes.flat().find((f) => f.kind.case === "hello");
     expect(hello!.kind.value).toMatchObject({ announcementSeq: 3n, announcementEpoch: "e1" });
   });

@@ -68,13 +68,13 @@ export interface ClientOptions {
   store?: OutboxStore;
   /** Numbers in [0, 1); default: Math.random. */
   random?: () => number;
-  /** Keeps which announcement was shown last; default: in memory only. */
+  /** Keeps which announcement or withdrawal was told last; default: in memory only. */
   announcements?: AnnouncementStore;
   /** Makes client message ids; default: crypto.getRandomValues. */
   newId?: () => string;
 }
 
-/** Keeps which announcement a user was shown last on this device. */
+/** Keeps which announcement or withdrawal a user was told last on this device. */
 export interface AnnouncementStore {
   load(userId: string): AnnouncementCursor;
   save(userId: string, cursor: AnnouncementCursor): void;
@@ -107,7 +107,7 @@ export interface ClientEvents {
   message(conversation: Conversation, entry: Entry): void;
   /** The operator tells everybody something; each comes once. */
   announcement(announcement: Announcement): void;
-  /** An announcement was taken back: stop showing it. */
+  /** An announcement was taken back: stop showing it. It may be one that was never shown. */
   announcementGone(seq: number): void;
   /** What is known of watched users changed. */
   presence(): void;
@@ -417,11 +417,12 @@ export class Client {
 
   #announcement(a: AnnouncementFrame): void {
     const seq = Number(a.seq);
-    if (a.withdrawn) return this.#tell("announcementGone", seq);
+    const number = a.withdrawn ? Number(a.withdrawalSeq) : seq; // 0 from a server that gives withdrawals none
     if (this.#announced.epoch !== this.#dataEpoch) this.#announced = { seq: 0, epoch: this.#dataEpoch };
-    if (seq <= this.#announced.seq) return;
-    this.#announced = { seq, epoch: this.#dataEpoch };
+    if (number > 0 && number <= this.#announced.seq) return;
+    this.#announced = { seq: Math.max(number, this.#announced.seq), epoch: this.#dataEpoch };
     this.#options.announcements.save(this.userId, this.#announced);
+    if (a.withdrawn) return this.#tell("announcementGone", seq);
     this.#tell("announcement", { seq, text: a.text, createdMs: Number(a.createdMs), expiresMs: Number(a.expiresMs) });
   }
 
