@@ -83,7 +83,7 @@ type tailReader struct {
 	limit int
 	room  int
 	json  bool
-	done  chan *clientv1.Page // nil = read it from the store
+	done  chan *clientv1.Page // shared, read only; nil = read it from the store
 }
 
 func newTails(s tailStore, m *metrics) *tails {
@@ -181,12 +181,13 @@ func (ts *tails) serve(t *tail) {
 		starts, err := ts.look(ctx, t, some)
 		cancel()
 		ts.m.tailLooks.Inc()
+		pages := map[tailPage]*clientv1.Page{}
 		for _, r := range some {
 			if err != nil {
 				r.done <- nil
 				continue
 			}
-			r.done <- t.page(r, starts)
+			r.done <- t.pageOf(r, starts, pages)
 		}
 	}
 }
@@ -255,12 +256,31 @@ func (t *tail) take(p store.HistoryPage) bool {
 	return true
 }
 
-// page is what a reader gets; nil = it has to read it from the store.
-func (t *tail) page(r *tailReader, starts map[im.UserID]im.Seq) *clientv1.Page {
+// tailPage is what a page depends on.
+type tailPage struct {
+	after       im.Seq
+	limit, room int
+	json        bool
+}
+
+// pageOf is what a reader gets; nil = it has to read it from the store. Readers who
+// want the same get the same page, so that it can be encoded once.
+func (t *tail) pageOf(r *tailReader, starts map[im.UserID]im.Seq, pages map[tailPage]*clientv1.Page) *clientv1.Page {
 	start, member := starts[r.user]
 	if !member || r.after < start || r.after < t.from || r.after > t.to || r.after == t.to && !t.whole {
 		return nil
 	}
+	k := tailPage{r.after, r.limit, r.room, r.json}
+	p := pages[k]
+	if p == nil {
+		p = t.page(r)
+		pages[k] = p
+	}
+	return p
+}
+
+// page makes the page of a reader, whose entries are here.
+func (t *tail) page(r *tailReader) *clientv1.Page {
 	p := &clientv1.Page{CompleteFrom: int64(r.after) + 1, CompleteTo: int64(t.to), End: t.whole}
 	i, j := 0, len(t.entries)
 	for i < j { // the first above after
