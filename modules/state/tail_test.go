@@ -279,11 +279,52 @@ func TestSharedPagesAreBounded(t *testing.T) {
 	p.Entries, tl.whole = p.Entries[2:], true
 	tl.take(p)
 	r := &tailReader{user: "u0", after: 4, limit: 3, room: 1 << 20}
-	if got := tl.pageOf(r, l.starts, map[tailPage]*clientv1.Page{}); !slices.Equal(seqsOf(got), []int64{5, 6, 7}) || got.End || got.CompleteTo != 7 {
+	if got := tl.pageOf(r, l.starts); !slices.Equal(seqsOf(got), []int64{5, 6, 7}) || got.End || got.CompleteTo != 7 {
 		t.Errorf("got %v", got)
 	}
 	r.limit, r.room = 100, 1
-	if got := tl.pageOf(r, l.starts, map[tailPage]*clientv1.Page{}); !slices.Equal(seqsOf(got), []int64{5}) || got.End {
+	if got := tl.pageOf(r, l.starts); !slices.Equal(seqsOf(got), []int64{5}) || got.End {
 		t.Errorf("got %v", got)
+	}
+}
+
+// Who wants the same gets the same page, until there is more; the pages that are kept
+// are bounded.
+func TestSharedPagesAreMadeOnce(t *testing.T) {
+	tl, l := &tail{}, newLog(2)
+	read := func(after im.Seq) {
+		p, _ := l.History(t.Context(), store.HistoryQuery{After: after, Limit: 500})
+		tl.take(p)
+		tl.whole = p.End
+	}
+	reader := func(user im.UserID, after im.Seq, limit int) *clientv1.Page {
+		return tl.pageOf(&tailReader{user: user, after: after, limit: limit, room: 1 << 20}, l.starts)
+	}
+	l.write(10)
+	tl.clear(2, time.Now())
+	read(2)
+	part, whole := reader("u0", 4, 3), reader("u0", 4, 100)
+	if reader("u1", 4, 3) != part || reader("u1", 4, 100) != whole || part == whole {
+		t.Error("pages are made again")
+	}
+	l.write(1)
+	read(10)
+	if reader("u0", 4, 3) != part {
+		t.Error("a page in the middle is made again")
+	}
+	if p := reader("u0", 4, 100); p == whole || !p.End || p.CompleteTo != 11 {
+		t.Errorf("a page to the end is an old one: %v", p)
+	}
+	if reader("u9", 4, 3) != nil {
+		t.Error("who is no member got a page")
+	}
+	for limit := range 2 * tailMade {
+		reader("u0", 4, limit+1)
+	}
+	if len(tl.made) > tailMade {
+		t.Errorf("%d pages are kept", len(tl.made))
+	}
+	if tl.clear(4, time.Now()); len(tl.made) > 0 {
+		t.Error("pages outlive their entries")
 	}
 }
