@@ -40,7 +40,7 @@ const (
 	// and waking cost more than waiting, so who writes every few seconds is not.
 	quietTime = 5 * time.Second
 	// spareFiles is how many descriptors the process needs besides clients'.
-	spareFiles = 100
+	spareFiles = 100 + 2*maxShards
 )
 
 // verifier checks tokens.
@@ -119,6 +119,8 @@ type Gateway struct {
 	admission *admission
 	hub       *hub
 	engine    *engine
+	bulk      *bulk
+	pages     pages
 	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
@@ -184,6 +186,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.engine = newEngine(g.another, time.Now)
 	d.Reg.MustRegister(g.engine)
+	g.bulk = newBulk()
 	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	d.Tally.Watch(g.hub.present)
@@ -252,6 +255,9 @@ func (g *Gateway) Start(ctx context.Context) error {
 		return err
 	}
 	g.lot = lot
+	if err := errors.Join(g.engine.open(), g.bulk.open()); err != nil {
+		return err
+	}
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
 	if err != nil {
@@ -349,6 +355,8 @@ func (g *Gateway) stop() {
 // Close frees the port if Run never did.
 func (g *Gateway) Close() error {
 	g.cancel()
+	g.bulk.close()
+	g.engine.close()
 	if g.lot != nil {
 		_ = g.lot.Close() // nothing was written that could be lost
 	}

@@ -131,7 +131,7 @@ func (s *session) answerLocked(now time.Time, e *run.Effects) {
 		from := len(buf)
 		var err error
 		buf, err = protocol.AppendFrame(buf, s.enc, frame)
-		s.putLocked(buf[from:len(buf):len(buf)], kindSendAck, err)
+		s.writeLocked(kindSendAck, buf[from:len(buf):len(buf)], err)
 	}
 	s.look()
 }

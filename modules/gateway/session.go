@@ -416,11 +416,12 @@ func (s *session) replyLocked(f *clientv1.ServerFrame) {
 		return
 	}
 	data, err := protocol.EncodeServer(s.enc, f)
-	s.putLocked(data, kindOfServer(f), err)
+	s.writeLocked(kindOfServer(f), data, err)
 }
 
-// putLocked queues a frame that the client waits for; err is why there is none.
-func (s *session) putLocked(data []byte, k kind, err error) {
+// writeLocked queues an encoded frame that the client waits for; err is why there
+// is none.
+func (s *session) writeLocked(k kind, data []byte, err error) {
 	switch {
 	case s.phase == ended:
 	case err != nil: // text that is no UTF-8 never gets this far

@@ -191,7 +191,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if r.o.Record != nil && r.ctx.Err() == nil {
 		err = errors.Join(err, r.writeGround())
 	}
-	if r.began == 0 {
+	if r.began == 0 || errors.Is(err, errRefused) {
 		return nil, err
 	}
 	return r.result(err), err

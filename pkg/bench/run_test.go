@@ -196,10 +196,12 @@ func TestServerGoesAway(t *testing.T) {
 }
 
 func TestNobodyListens(t *testing.T) {
-	o := newFake(t).options("send", 4)
-	o.Addresses = []netip.AddrPort{deadAddr(t)}
-	if res, err := Run(t.Context(), o); res != nil || !errors.Is(err, errRefused) {
-		t.Errorf("%v, %v", res, err)
+	for _, scenario := range []string{"send", "connect"} {
+		o := newFake(t).options(scenario, 4)
+		o.Addresses = []netip.AddrPort{deadAddr(t)}
+		if res, err := Run(t.Context(), o); res != nil || !errors.Is(err, errRefused) {
+			t.Errorf("%s: %v, %v", scenario, res, err)
+		}
 	}
 }
 
