@@ -97,13 +97,16 @@ func TestTLSOnThePublicListener(t *testing.T) {
 		t.Errorf("without TLS: %v, %v", res, err)
 	}
 	res.Body.Close()
-	tr := &http.Transport{TLSClientConfig: s.client()}
-	defer tr.CloseIdleConnections()
-	res, err = (&http.Client{Transport: tr}).Get("https://" + at + "/")
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("with TLS: %v, %v", res, err)
+	cfg := s.client()
+	cfg.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+	tr := &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}
+	for _, again := range []bool{false, true} {
+		res, err = (&http.Client{Transport: tr}).Get("https://" + at + "/")
+		if err != nil || res.StatusCode != http.StatusOK || res.TLS.DidResume != again {
+			t.Fatalf("with TLS, for the second time %v: %v, %v", again, res, err)
+		}
+		res.Body.Close()
 	}
-	res.Body.Close()
 	http.DefaultClient.CloseIdleConnections()
 }
 
