@@ -72,7 +72,7 @@ func (p *proclaimer) round(ctx context.Context, t control.Term) error {
 	if len(behind) == 0 {
 		return nil
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("announce")
 	return p.proclaim(ctx, t, behind)
 }
 

@@ -141,7 +141,7 @@ func (s *Scheduler) handOver(ctx context.Context, t control.Term, w *walk) error
 			return err
 		}
 		row.Cursor, row.Reached = p.upto, p.upto
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("handover")
 		ok, err := st.SaveReceiver(ctx, t.Proof(), row, store.Settled{Pushes: list})
 		if err != nil || !ok {
 			w.due = time.Now() // somebody has moved the walk
@@ -475,7 +475,7 @@ func (p *pusher) begin(ctx, tries context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("push")
 	for _, one := range list {
 		notice := noticeOf(one, badges[one.User])
 		if p.Push.Content && one.State == store.PushDue {

@@ -104,7 +104,7 @@ func (s *Scheduler) sendDue(ctx context.Context, t control.Term, first bool) (in
 	if err != nil {
 		return 0, err
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("scheduled")
 	now := time.Now()
 	list, err := st.ClaimScheduled(ctx, t.Proof(), store.ScheduledClaim{Now: now, Until: now.Add(dueClaim), Limit: store.MaxScheduledClaim, First: first})
 	if err != nil || len(list) == 0 {
@@ -206,7 +206,7 @@ func (s *Scheduler) submitBatch(ctx context.Context, list []store.Scheduled, bat
 	for _, at := range batch {
 		req.Runs = append(req.Runs, dueRun(&list[at]))
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("scheduled")
 	res, err := s.Submitter.Submit(ctx, req)
 	if err != nil || len(res.Runs) != len(batch) {
 		if ctx.Err() == nil {
@@ -258,7 +258,7 @@ func (s *Scheduler) forget(ctx context.Context, t control.Term) error {
 	}
 	keep := scheduleKeep.In(s.current())
 	for n := forgetMost; n == forgetMost; {
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("forget")
 		if n, err = st.TrimScheduled(ctx, t.Proof(), time.Now().Add(-keep), forgetMost); err != nil {
 			return err
 		}

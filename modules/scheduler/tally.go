@@ -49,7 +49,7 @@ func (s *Scheduler) tallies() round {
 // say.
 func (s *Scheduler) addUp(ctx context.Context, t control.Term, ledger *tally.Ledger, last *v1.Tally) (*v1.Tally, error) {
 	p := t.Proof()
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("tally")
 	answers, err := s.Tally(ctx, &v1.TallyRequest{Leader: &v1.LeaderProof{Election: p.Name, Token: p.Token}, Cluster: last})
 	if im.ReasonOf(err) == clientv1.Reason_REASON_FORBIDDEN {
 		return nil, errors.Join(store.ErrFenced, err)

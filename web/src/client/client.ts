@@ -367,7 +367,7 @@ export class Client {
   // --- Connection ---
 
   #online(welcome: Welcome): void {
-    this.#offline(); // What the connection before did not answer is not answered any more.
+    this.#pause(); // What the connection before did not answer is not answered any more.
     if (this.#dataEpoch !== "" && welcome.dataEpoch !== this.#dataEpoch) this.#resync();
     this.#dataEpoch = welcome.dataEpoch;
     this.#features = welcome.features;
@@ -380,10 +380,15 @@ export class Client {
   }
 
   #offline(): void {
-    this.#outbox.disconnected();
-    this.#marks.offline();
+    this.#pause();
     this.#presences.offline();
     this.#typings.offline(this.#conversations.values());
+  }
+
+  /** Until the sync of the next connection has ended. Who is online and who types stays known if that one took over from another. */
+  #pause(): void {
+    this.#outbox.disconnected();
+    this.#marks.offline();
     this.#timers.clear();
     this.#paused = true;
     for (const c of this.#conversations.values()) c.timeline.disconnected();
@@ -629,7 +634,8 @@ export class Client {
       if (conn !== this.#syncing) return; // Another connection has begun its own.
       if (answer?.kind.case === "syncResult") return this.#synced(conn, answer.kind.value);
       this.#syncing = undefined;
-      if (answer) this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
+      if (!answer) return this.#syncSoon(); // Moving failed, and the old connection goes on; if there is none, this does nothing.
+      this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
     });
   }
 
