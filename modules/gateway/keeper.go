@@ -218,7 +218,7 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 	if why == store.Replaced { // again, in case the one that did it could not
 		k.g.revoke(r)
 	}
-	s.end(why.String(), endTexts[why.String()], 0)
+	s.displace(why.String())
 }
 
 // readmit asks whether the logins of sessions have been ended meanwhile, and ends

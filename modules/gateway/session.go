@@ -98,6 +98,7 @@ type session struct {
 	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
+	leaving  bool      // it was asked to move to another node
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
 
 	// The number of the last announcement that the client has, of which history of
