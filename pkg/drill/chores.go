@@ -56,7 +56,7 @@ func (x *effects) schedule(ctx context.Context, rng *rand.Rand) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	open := make(chan struct{}, 16) // calls under way
-	for n := 1; hold(ctx, time.Duration(150+rng.IntN(300))*ms); n++ {
+	for n := 1; hold(ctx, time.Duration(60+rng.IntN(120))*ms); n++ {
 		conv, wait := convs[rng.IntN(len(convs))], time.Duration(800+rng.IntN(1500))*ms
 		cancelled, near := rng.IntN(4) == 0, time.Duration(rng.IntN(500)-200)*ms
 		select {
