@@ -22,7 +22,7 @@ import (
 const (
 	secretary       = "drill-secretary" // schedules messages, and writes nothing else
 	diaries         = 3                 // groups into which they go, without users of the load, whose logs are read before all is sent
-	sleepers        = 3                 // users without devices
+	sleepers        = 6                 // users without devices
 	listenersAll    = 4                 // devices that want announcements
 	mostLasting     = 30                // announcements that last, of the 100 that may be in force
 	listeningDevice = "listener"
