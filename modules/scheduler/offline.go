@@ -523,7 +523,7 @@ func (p *pusher) content(ctx context.Context, st Messages, one store.Push) json.
 func (p *pusher) ended(one pushed) {
 	delete(p.busy, pushKey{one.User, one.Conversation})
 	now := time.Now()
-	out := store.PushResult{Push: one.Push, Next: one.State, Again: now.Add(max(pushAgain.Pause(one.Tries), time.Second/2, one.After))}
+	out := store.PushResult{Push: one.Push, Next: one.State, Told: one.Outcome != webhook.Refused, Again: now.Add(max(pushAgain.Pause(one.Tries), time.Second/2, one.After))}
 	if one.Outcome != webhook.Failed {
 		p.fails = 0
 	} else if p.fails++; p.fails >= pushDown {
