@@ -54,27 +54,36 @@ func (g *Gateway) lookUp(req *v1.AdmitRequest) (*v1.AdmitResponse, error) {
 	return a.res, a.err
 }
 
-// admitMany looks many logins up in one call, and decides each.
+// admitMany looks many logins up and decides each.
 func (g *Gateway) admitMany(ctx context.Context, batch []*applicant) {
+	ask := func(some []*applicant) []failure[*applicant] { return g.askAdmits(ctx, some) }
+	for _, f := range askApart(batch, time.Now, ask) { // each says so in the log
+		f.x.decide(nil, f.err)
+	}
+}
+
+// askAdmits makes one call, decides whom it can, and returns the others.
+func (g *Gateway) askAdmits(ctx context.Context, batch []*applicant) (failed []failure[*applicant]) {
+	const op = "gateway.admit"
 	req := &v1.AdmitManyRequest{Requests: make([]*v1.AdmitRequest, len(batch))}
 	for i, a := range batch {
 		req.Requests[i] = a.req
 	}
 	res, err := g.Directory.AdmitMany(ctx, req)
 	if err == nil && len(res.Answers) != len(batch) {
-		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, "gateway.admit", "")
+		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, op, "")
+	}
+	if err != nil {
+		return allFailed(batch, err)
 	}
 	for i, a := range batch {
-		switch {
-		case err != nil:
-			a.decide(nil, err)
-		case res.Answers[i].GetResponse() == nil:
-			e := res.Answers[i].GetError()
-			a.decide(nil, im.Errorf(im.ReasonByName(e.GetReason()), "gateway.admit", "%s", e.GetMessage()))
-		default:
-			a.decide(res.Answers[i].Response, nil)
+		if r := res.Answers[i].GetResponse(); r != nil {
+			a.decide(r, nil)
+		} else {
+			failed = append(failed, failure[*applicant]{a, unanswered(op, res.Answers[i].GetError())})
 		}
 	}
+	return failed
 }
 
 // admit asks the directory whether the login may begin a session.

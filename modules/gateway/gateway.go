@@ -118,6 +118,8 @@ type Gateway struct {
 	admission *admission
 	hub       *hub
 	engine    *engine
+	bulk      *bulk
+	pages     pages
 	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
@@ -186,6 +188,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.engine = newEngine(g.another, time.Now)
 	d.Reg.MustRegister(g.engine)
+	g.bulk = newBulk()
 	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	d.Tally.Watch(g.hub.present)
@@ -260,6 +263,9 @@ func (g *Gateway) Start(ctx context.Context) error {
 		return err
 	}
 	g.lot = lot
+	if err := errors.Join(g.engine.open(), g.bulk.open()); err != nil {
+		return err
+	}
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
 	if err != nil {
@@ -374,6 +380,8 @@ func (g *Gateway) stop() {
 // Close frees the port if Run never did.
 func (g *Gateway) Close() error {
 	g.cancel()
+	g.bulk.close()
+	g.engine.close()
 	if g.lot != nil {
 		_ = g.lot.Close() // nothing was written that could be lost
 	}

@@ -18,7 +18,7 @@ import (
 
 const (
 	// spareFiles is how many descriptors the process needs besides clients'.
-	spareFiles = 100
+	spareFiles = 100 + 2*maxShards
 	// filesLook is how often the limit of open files is looked at.
 	filesLook = time.Second
 )
