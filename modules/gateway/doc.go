@@ -17,7 +17,9 @@
 //   - A session is registered for deliveries before its route is claimed, so
 //     what a delivery does not find here has ended (place.go).
 //   - Routes are refreshed by this node alone, and put back when the store has
-//     lost them (keeper.go). A claim that comes late displaces nobody newer.
+//     lost them (keeper.go). A claim that comes late displaces nobody newer. With
+//     each refresh the login is looked up too, in case nobody could tell this node
+//     that it was ended.
 //   - Of those who log in 128 are looked up at once, the others wait for their
 //     turn; nobody who joins waits for the gateway of a session that it displaced.
 //   - Under session.strict a session is welcomed only when its rank is in the
