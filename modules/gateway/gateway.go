@@ -130,12 +130,11 @@ type Gateway struct {
 	watchers  *watchers
 	announcer *announcer
 	typing    *typing
-	joins     turns // of those who log in
+	joins     *gather[*entrant]
 	releases  turns // of routes that are given back
 	kicks     *kicks
 	requests  *gather[job] // other than syncs
 	syncs     *gather[*request]
-	admits    *gather[*applicant]
 
 	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
@@ -155,8 +154,9 @@ type Gateway struct {
 	closing  atomic.Bool // nobody stays
 	serving  atomic.Bool
 
-	ln  net.Listener
-	srv *http.Server
+	ln    net.Listener
+	front *front
+	srv   *http.Server
 }
 
 // leaders is the latest copy of the announced leaders.
@@ -189,9 +189,9 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
-	g.admits = newAdmits(g)
+	g.joins = newJoins(g)
 	m.watchRequests(d.Reg, g)
-	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
+	g.releases = make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated, mostInLine: newcomersInLine,
@@ -251,8 +251,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 		return err
 	}
 	g.lot = lot
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
+	ln, err := listenWide(ctx, g.cfg.Listen)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("the address %s is in use by another program; stop it or set gateway.listen: %w", g.cfg.Listen, err)
@@ -263,7 +262,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if g.Public != nil {
 		public = g.Public()
 	}
-	g.ln = ln
+	g.ln, g.front = ln, newFront(g, ln)
 	g.srv = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == protocol.Path {
@@ -285,11 +284,12 @@ func (g *Gateway) Start(ctx context.Context) error {
 // closed with code 4000 (drain).
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.cancel()
-	failed := make(chan error, 2) // the server and the lot end once
+	failed := make(chan error, 3) // the front, the server and the lot end once
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
-	own.Go(func() { failed <- g.srv.Serve(g.ln) })
+	own.Go(func() { failed <- g.front.run() })
+	own.Go(func() { failed <- g.srv.Serve(g.front) })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })

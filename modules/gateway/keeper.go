@@ -11,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -220,16 +221,16 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 // readmit asks whether logins whose routes were put back have been ended
 // meanwhile: a store that forgot does not know.
 func (k *keeper) readmit(ctx context.Context, sessions []*session) {
-	for part := range slices.Chunk(sessions, admitsAtOnce) {
-		batch := make([]*applicant, len(part))
+	for part := range slices.Chunk(sessions, joinsAtOnce) {
+		who := make([]*v1.AdmitRequest, len(part))
 		for i, s := range part {
-			batch[i] = &applicant{req: s.application(), done: make(chan struct{}, 1)}
+			who[i] = s.application()
 		}
-		k.g.admitMany(ctx, batch)
+		answers := k.g.admitMany(ctx, who)
 		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
-			if reason == "" && batch[i].err == nil { // else the rows stay, and its next hello finds them
-				reason = batch[i].res.RefusedReason
+			if reason == "" && answers[i].err == nil { // else the rows stay, and its next hello finds them
+				reason = answers[i].res.RefusedReason
 			}
 			if reason != "" {
 				s.end(reason, endTexts[reason], 0)
@@ -266,7 +267,7 @@ func (k *keeper) claimLate(s *session) {
 		return
 	}
 	r := s.routeAt(p)
-	claim, err := k.g.claim(r, k.g.tuned.Get().login.of(s.class))
+	claim, err := k.g.claim(r, s.policy())
 	switch {
 	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
 		s.end("login_refused", "another login has the place", 0)
