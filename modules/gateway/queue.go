@@ -239,8 +239,8 @@ func (q *queue) askRoom() {
 	q.mu.Unlock()
 }
 
-// end writes last (may be nil) and a close frame with the code (0 = none: the other end
-// is gone), then nothing more. purge drops what waits. The returned channel is closed when everything
+// end writes last (may be nil) and a close frame with the code, then nothing
+// more. purge drops what waits. The returned channel is closed when everything
 // has left or cannot leave; that takes lastWrites at most. Later calls only
 // return the channel. It flushes.
 func (q *queue) end(last []byte, code int, reason string, purge bool) <-chan struct{} {
@@ -252,11 +252,7 @@ func (q *queue) end(last []byte, code int, reason string, purge bool) <-chan str
 		if last != nil {
 			q.add(outFrame{data: last, kind: kindBye})
 		}
-		var frame []byte
-		if code != 0 {
-			frame = closeFrame(code, reason)
-		}
-		q.finish(frame)
+		q.finish(closeFrame(code, reason))
 	}
 	if q.empty == nil {
 		q.empty = make(chan struct{})

@@ -500,13 +500,9 @@ func (s *session) free(cause error) {
 	s.g.wheel.remove(&s.timer)
 	s.g.hub.remove(s)
 	s.release()
-	// A close frame only goes if none went before, and to who is still there.
-	code, lingers := 0, lingers(cause)
-	if lingers {
-		code = protocol.CloseProtocolError
-	}
-	<-s.q.end(nil, code, "protocol error", true)
-	if lingers {
+	// A close frame only goes if none went before; a dead socket takes none.
+	<-s.q.end(nil, protocol.CloseProtocolError, "protocol error", true)
+	if lingers(cause) {
 		s.linger()
 	}
 	s.reader.spot.Leave()
