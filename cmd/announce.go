@@ -94,21 +94,33 @@ func newAnnounceList(a *app) *cobra.Command {
 		Args:    cobra.NoArgs,
 	}
 	f := addServer(a, c, "ops listener")
+	most := c.Flags().Int("limit", 1000, "how many at most")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *most < 1 {
+			return usagef("--limit: %d is not above 0", *most)
+		}
 		svc, err := f.announcementService()
 		if err != nil {
 			return err
 		}
 		ctx, cancel := a.bounded(c.Context())
 		defer cancel()
-		res, err := svc.ListAnnouncements(ctx, &imdv1.ListAnnouncementsRequest{})
-		if err != nil {
-			return err
-		}
 		rows := []announcementRow{}
-		for _, x := range res.GetAnnouncements() {
-			rows = append(rows, newAnnouncementRow(x))
+		for req := (&imdv1.ListAnnouncementsRequest{}); ; {
+			res, err := svc.ListAnnouncements(ctx, req)
+			if err != nil {
+				return err
+			}
+			var page []announcementRow // older ones than those before
+			for _, x := range res.GetAnnouncements() {
+				page = append(page, newAnnouncementRow(x))
+			}
+			rows = append(page, rows...)
+			if req.PageToken = res.GetNextPageToken(); req.PageToken == "" || len(rows) >= *most {
+				break
+			}
 		}
+		rows = rows[max(0, len(rows)-*most):]
 		return a.printer().data(map[string]any{"announcements": rows}, func(w io.Writer) { printAnnouncements(w, rows) })
 	}
 	return c

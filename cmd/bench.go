@@ -38,7 +38,8 @@ type benchFlags struct {
 	report                       string
 	sources, gateways, processes []string
 	verify, loaded               bool
-	inPairs                      bool // for overhead, which records by itself
+	node                         string // drain: to be told to stop
+	inPairs                      bool   // for overhead, which records by itself
 }
 
 func newBench(a *app) *cobra.Command {
@@ -93,10 +94,14 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	o, fl := &f.o, c.Flags()
 	in := func(names ...string) bool { return slices.Contains(names, o.Scenario) }
 	fl.IntVar(&o.Conns, "conns", 100, "devices in all")
-	if !in("hot", "slow", "presence") {
+	if !in("drain", "hot", "slow", "presence") {
 		fl.IntVar(&o.Users, "users", 0, "users they belong to (default: each device to one of its own)")
 	}
-	fl.DurationVar(&o.Duration, "duration", 10*time.Second, "how long to measure")
+	howLong := "how long to measure"
+	if in("drain") {
+		howLong = "how long to measure at least; it ends when all devices have moved"
+	}
+	fl.DurationVar(&o.Duration, "duration", 10*time.Second, howLong)
 	fl.Uint64Var(&o.Seed, "seed", 1, "for everything random")
 	fl.StringVar(&f.encoding, "encoding", "proto", "proto or json")
 	fl.StringVar(&o.Prefix, "user-prefix", "", "beginning of user ids (default: new for each run)")
@@ -104,6 +109,10 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 	fl.StringSliceVar(&f.gateways, "gateway", nil, "host:port of gateways to connect to, in turn (default: the server)")
 	o.Outstanding, o.Size = 1, 128
 	switch {
+	case in("drain"):
+		fl.StringVar(&f.node, "node", "", "id of the node that is told to stop; the first --gateway is its")
+		fl.IntVar(&o.Others, "others", 10, "of the devices, those that are at the other gateways from the beginning")
+		fl.Float64Var(&o.Rate, "rate", 500, "messages a second of all devices together")
 	case in("slow"):
 		fl.IntVar(&o.Pairs, "pairs", 5, "stretches with and without a client that does not read, each of --duration")
 		fl.Float64Var(&o.Rate, "rate", 2000, "messages a second of all pairs of devices together")
@@ -129,7 +138,7 @@ func (f *benchFlags) addLoad(c *cobra.Command) {
 		fl.BoolVar(&f.verify, "verify", false, "judge the history afterwards; with --record")
 		fl.StringVar(&f.allocator, "allocator", store.Transaction, "seq.allocator of the server, by which the history is judged: transaction or segment; with --record")
 	}
-	if !in("connect", "resume", "presence") {
+	if !in("connect", "drain", "resume", "presence") {
 		fl.BoolVar(&o.Reconnect, "reconnect", false, "let devices that lose their connection come back and send again what was not answered")
 	}
 	fl.DurationVar(&o.Settle, "settle", 0, "longest wait afterwards for what is on its way (default 5s, 40s with --record)")
@@ -207,6 +216,10 @@ func (f *benchFlags) check() error {
 		return usagef("--whole sends one message after the other, without --rate and --outstanding")
 	case o.Scenario == "hot" && (o.Senders < 2 || o.Conns-o.Senders < 2 || o.Rate == 0):
 		return usagef("hot wants a rate, at least 2 senders and at least 2 of --conns beside them")
+	case o.Scenario == "drain" && (f.node == "" || len(f.gateways) < 2):
+		return usagef("drain wants the id of a --node, and at least two of --gateway, its own first")
+	case o.Scenario == "drain" && (o.Rate == 0 || o.Others < 0 || o.Conns-o.Others < 1 || o.Conns < 2):
+		return usagef("drain wants a rate, and at least 2 of --conns, not all of which are --others")
 	case o.Scenario == "slow" && (o.Conns < 4 || o.Rate == 0 || o.Pairs < 1 || o.Pairs > 1000):
 		return usagef("slow wants a rate, at least 4 of --conns and 1 to 1000 pairs of stretches")
 	case o.Scenario == "presence" && (o.Conns < 2 || o.Flaps < 1 || o.Flaps > 1000 || o.Within <= 0):
@@ -376,7 +389,7 @@ func (f *benchFlags) prepare() (*benchSide, error) {
 	}
 	side := &benchSide{f: f, cred: cred}
 	f.o.Token = func(ctx context.Context, user string) (string, error) { return cred.token(ctx, user, newLogin()) }
-	f.o.Group = side.group
+	f.o.Group, f.o.Drain = side.group, side.drain
 	return side, nil
 }
 

@@ -106,6 +106,12 @@ func printBench(w io.Writer, r *bench.Result) {
 	if r.MostEvents > 0 {
 		fmt.Fprintf(w, "a watcher got at most %d events in a round\n", r.MostEvents)
 	}
+	if h := r.Handover; h != nil {
+		if h.Seconds > 0 {
+			fmt.Fprintf(w, "all devices of the node had moved after %.1f s\n", h.Seconds)
+		}
+		fmt.Fprintf(w, "%d messages stored, %d of them not shown, %d shown twice or out of order\n", h.Messages, h.Lost, h.Repeated)
+	}
 	if r.StallP50 > 0 {
 		fmt.Fprintf(w, "deliveries while one client does not read: p50 %.2f and p95 %.2f times what they are while it does\n", r.StallP50, r.StallP95)
 	}

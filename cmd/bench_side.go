@@ -107,6 +107,18 @@ func (s *benchSide) group(ctx context.Context, owner string, members []string) (
 	return made.ConversationId, nil
 }
 
+// drain tells the node of --node to stop in order.
+func (s *benchSide) drain(ctx context.Context) error {
+	client, err := s.admin()
+	if err != nil {
+		return err
+	}
+	call, cancel := s.f.app.bounded(ctx)
+	defer cancel()
+	_, err = adminv1connect.NewNodeServiceClient(client).Drain(call, &adminv1.DrainRequest{NodeId: s.f.node, Reason: "bench"})
+	return err
+}
+
 // systemLog reads logs with an API key: the one of --token-file, or one that is
 // made for the run and revoked after it.
 func (s *benchSide) systemLog(ctx context.Context) (bench.ReadLog, error) {

@@ -83,8 +83,10 @@ func newStoreCopy(a *app) *cobra.Command {
 		Short: "Copy a whole message store into an empty one",
 		Long: `Copy moves the messages of a laptop or a small site into Postgres: users, blocks,
 revocations, API keys, conversations, members, positions, when users were last
-seen, and every entry, with their ids, numbers and keys. The data_epoch goes along, so that clients go on where
-they were. No node may run on either store. The schema of a Postgres must be there:
+seen, scheduled messages, announcements, notices to offline users, and every entry,
+with their ids, numbers and keys. The data_epoch goes along, so that clients go on
+where they were. Events for receivers are not copied: they must have been told of
+all. No node may run on either store. The schema of a Postgres must be there:
 imd migrate up.
 
 It can be stopped or killed at any moment and run again: it goes on where it was.

@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,16 +15,17 @@ import (
 )
 
 const (
-	// maxAnnounced is the most announcements that a leader may hand over.
+	// maxAnnounced is the most announcements, and the most withdrawals, that a leader
+	// may hand over.
 	maxAnnounced = 200
 	// noAnnouncements is the cursor of a session whose client wants none.
 	noAnnouncements = -1
 )
 
-// announced is one announcement, ready for all sessions.
+// announced is one announcement, or that one was taken back, ready for all sessions.
 type announced struct {
-	seq     int64
-	expires time.Time
+	seq     int64     // of it, or of that
+	expires time.Time // of the announcement: nobody shows it any more
 	frame   *shared
 }
 
@@ -35,66 +38,54 @@ type announcer struct {
 	mu      sync.Mutex
 	token   int64 // of the leader that handed it over
 	version int64
-	epoch   string // of the store
-	list    []announced
-	owing   bool // some sessions were behind
+	epoch   string      // of the store
+	list    []announced // by seq
+	owing   bool        // some sessions were behind
 }
 
 func newAnnouncer(g *Gateway) *announcer { return &announcer{g: g} }
 
-func announcementFrame(a *clientv1.Announcement) (*shared, error) {
-	b, err := proto.Marshal(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Announcement{Announcement: a}})
-	return &shared{frame: b}, err
+// announcedOf is what a leader hands over, in the order of the one sequence.
+func announcedOf(r *v1.ProclaimRequest) ([]announced, error) {
+	var list []announced
+	for _, x := range slices.Concat(r.Announcements, r.Withdrawn) {
+		b, err := proto.Marshal(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Announcement{Announcement: x}})
+		if err != nil {
+			return nil, err
+		}
+		one := announced{seq: x.Seq, expires: time.UnixMilli(x.ExpiresMs), frame: &shared{frame: b}}
+		if x.Withdrawn {
+			one.seq = x.WithdrawalSeq
+		}
+		list = append(list, one)
+	}
+	slices.SortFunc(list, func(a, b announced) int { return cmp.Compare(a.seq, b.seq) })
+	return list, nil
 }
 
 // take puts what a leader says in place of what was there, and tells sessions what
-// is new and what was taken back. What is older than what is there is ignored.
+// is new. What is older than what is there is ignored.
 func (a *announcer) take(token int64, r *v1.ProclaimRequest, now time.Time) error {
-	var list []announced
-	for _, x := range r.Announcements {
-		f, err := announcementFrame(x)
-		if err != nil {
-			return err
-		}
-		list = append(list, announced{seq: x.Seq, expires: time.UnixMilli(x.ExpiresMs), frame: f})
+	list, err := announcedOf(r)
+	if err != nil {
+		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if token < a.token || token == a.token && a.epoch == r.DataEpoch && r.Version < a.version {
 		return nil
 	}
-	var gone []*shared
-	for _, had := range a.list {
-		if had.expires.After(now) && a.epoch == r.DataEpoch && !holds(list, had.seq) {
-			f, err := announcementFrame(&clientv1.Announcement{Seq: had.seq, Withdrawn: true})
-			if err != nil {
-				return err
-			}
-			f.seq = had.seq
-			gone = append(gone, f)
-		}
-	}
 	a.token, a.version, a.epoch, a.list = token, r.Version, r.DataEpoch, list
-	a.tell(now, gone)
+	a.tell(now)
 	return nil
 }
 
-func holds(list []announced, seq int64) bool {
-	for _, x := range list {
-		if x.seq == seq {
-			return true
-		}
-	}
-	return false
-}
-
 // tell tells all sessions; a.mu is held.
-func (a *announcer) tell(now time.Time, gone []*shared) {
+func (a *announcer) tell(now time.Time) {
 	a.owing = false
 	var touched []*session
 	for _, s := range a.g.hub.all() {
-		told := s.withdraw(gone)
-		if a.session(s, now) || told {
+		if a.session(s, now) {
 			touched = append(touched, s)
 		}
 	}
@@ -134,7 +125,7 @@ func (a *announcer) pay(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.owing {
-		a.tell(now, nil)
+		a.tell(now)
 	}
 }
 
@@ -170,27 +161,13 @@ func (s *session) announce(x announced, epoch string) int {
 	return announceTold
 }
 
-// withdraw tells the session what was taken back of what it was told. Who is
-// behind goes without: it stops showing it when it expires.
-func (s *session) withdraw(gone []*shared) (told bool) {
-	for _, f := range gone {
-		s.mu.Lock()
-		wants := s.announcedSeq != noAnnouncements && s.announcedSeq >= f.seq
-		s.mu.Mutex.Unlock()
-		if wants && s.relax(f, kindAnnouncement) {
-			told = true
-		}
-	}
-	return told
-}
-
-// Proclaim takes in all announcements that are in force.
+// Proclaim takes in all announcements that are in force, and what was taken back.
 func (s service) Proclaim(_ context.Context, req *v1.ProclaimRequest) (*v1.ProclaimResponse, error) {
 	const op = "gateway.Proclaim"
 	if err := s.leads(op, req.Leader); err != nil {
 		return nil, err
 	}
-	if len(req.Announcements) > maxAnnounced {
+	if max(len(req.Announcements), len(req.Withdrawn)) > maxAnnounced {
 		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d announcements", maxAnnounced)
 	}
 	if err := s.g.announcer.take(req.Leader.Token, req, time.Now()); err != nil {

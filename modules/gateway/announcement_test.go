@@ -20,6 +20,14 @@ func proclaim(token, version int64, epoch string, seqs ...int64) *v1.ProclaimReq
 	return r
 }
 
+// takenBack adds that announcements were taken back, each under its number.
+func takenBack(r *v1.ProclaimRequest, seqs map[int64]int64) *v1.ProclaimRequest {
+	for number, seq := range seqs {
+		r.Withdrawn = append(r.Withdrawn, &clientv1.Announcement{Seq: seq, Withdrawn: true, WithdrawalSeq: number, ExpiresMs: time.Now().Add(time.Hour).UnixMilli()})
+	}
+	return r
+}
+
 // told takes the next announcement of a session; 0 = none came in a moment, below
 // 0 = one was taken back.
 func told(c *testenv.Client, limit time.Duration) int64 {
@@ -78,14 +86,16 @@ func TestAnnouncementsAreTold(t *testing.T) {
 	if _, err := svc.Proclaim(t.Context(), proclaim(3, 9, "e1", 4, 5, 6)); err == nil {
 		t.Error("a leader that was followed is heard")
 	}
-	must(proclaim(4, 3, "e1", 5, 6))
-	wantTold(t, "of one taken back and a new one", early, -4, 6)
+	must(takenBack(proclaim(4, 3, "e1", 5, 7), map[int64]int64{6: 4}))
+	wantTold(t, "of one taken back and a new one", early, -4, 7)
 	must(proclaim(4, 2, "e1", 4, 5)) // a call that was under way for long
 	wantTold(t, "what is older", early)
-	r := proclaim(4, 4, "e1", 5, 6, 7)
-	r.Announcements[2].ExpiresMs = time.Now().UnixMilli()
+	r := takenBack(proclaim(4, 4, "e1", 10), map[int64]int64{6: 4, 8: 5, 9: 7})
+	r.Announcements[0].ExpiresMs = time.Now().UnixMilli()
 	must(r)
-	wantTold(t, "what has expired", early)
+	wantTold(t, "what has expired", early, -5, -7)
+	wantTold(t, "who was away while one was taken back", login(protocol.JSON, "d5", 7, "e1"), -5, -7)
+	wantTold(t, "who has heard of it", login(protocol.Proto, "d6", 9, "e1"))
 	must(proclaim(4, 1, "e2", 1)) // the store was restored
 	wantTold(t, "of another history", early, 1)
 	wantTold(t, "who wants none", deaf)

@@ -150,8 +150,9 @@ type Gateway struct {
 	wg       sync.WaitGroup // every goroutine of sessions
 	gate     sync.Mutex     // guards stopped, and adding to wg from outside
 	stopped  bool
-	draining atomic.Bool // no newcomers
-	closing  atomic.Bool // nobody stays
+	draining atomic.Bool               // no newcomers
+	closing  atomic.Bool               // nobody stays
+	leaveBy  atomic.Pointer[time.Time] // clients are asked to move, and end then; nil = they are not
 	serving  atomic.Bool
 
 	ln    net.Listener

@@ -70,8 +70,8 @@ type group struct {
 	size int       // members as counted in total; likewise
 
 	mu      sync.Mutex
-	version int64               // of the membership; -1 = the list is not read yet
-	members map[im.UserID]int64 // start of each
+	version int64 // of the membership; -1 = the list is not read yet
+	members memberList
 	to      audience
 	place   map[im.SessionID]spot // where in to a session is
 	news    uint64                // of the hub that are in to
@@ -217,7 +217,7 @@ func (gs *groups) hand(g *group, a arrival) int {
 func (gs *groups) gone(g *group, users []string) audience {
 	to := make(audience, len(gs.engine.shards))
 	for _, u := range users {
-		if _, back := g.members[im.UserID(u)]; back {
+		if _, back := g.members.start(im.UserID(u)); back {
 			continue
 		}
 		for _, s := range gs.hub.of(im.UserID(u)) {
@@ -230,26 +230,28 @@ func (gs *groups) gone(g *group, users []string) audience {
 
 // change makes the list one of the next version.
 func (gs *groups) change(g *group, a *v1.Audience) {
+	edits := make([]memberEdit, 0, len(a.RemovedUserIds)+len(a.AddedUserIds))
 	for _, u := range a.RemovedUserIds {
-		delete(g.members, im.UserID(u))
+		edits = append(edits, memberEdit{user: u, gone: true})
 		for _, s := range gs.hub.of(im.UserID(u)) {
 			g.leave(s.id)
 		}
 	}
 	for _, u := range a.AddedUserIds {
-		g.members[im.UserID(u)] = a.Start
+		edits = append(edits, memberEdit{user: u, start: a.Start})
 		for _, s := range gs.hub.of(im.UserID(u)) {
 			gs.join(g, s, a.Start)
 		}
 	}
+	g.members.apply(edits)
 	g.version = a.MemberVersion
-	gs.sized(g, len(g.members))
+	gs.sized(g, g.members.len())
 }
 
 // follow brings the sessions of a group up to what the hub has now.
 func (gs *groups) follow(g *group) {
 	now, ok := gs.hub.news.since(g.news, func(c hubChange) {
-		start, member := g.members[c.user]
+		start, member := g.members.start(c.user)
 		switch {
 		case !member:
 		case !c.came:
@@ -270,7 +272,7 @@ func (gs *groups) look(g *group) {
 	g.news = gs.hub.news.now()
 	g.to, g.place = make(audience, len(gs.engine.shards)), map[im.SessionID]spot{}
 	gs.hub.each(func(s *session) {
-		if start, member := g.members[s.user]; member {
+		if start, member := g.members.start(s.user); member {
 			gs.join(g, s, start)
 		}
 	})
@@ -330,12 +332,12 @@ func (gs *groups) load(g *group) {
 
 // loaded takes over a list and delivers what it has reached; false = something
 // still waits for a newer one.
-func (gs *groups) loaded(g *group, version int64, members map[im.UserID]int64) bool {
+func (gs *groups) loaded(g *group, version int64, members memberList) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.version, g.members = version, members
 	gs.look(g)
-	gs.sized(g, len(members))
+	gs.sized(g, members.len())
 	if g.lost > 0 {
 		gs.engine.hand(g.to, []*shared{{conv: g.conv, seq: g.lost}})
 		g.lost = 0
@@ -359,7 +361,7 @@ func (gs *groups) failed(g *group, err error) {
 	g.mu.Lock()
 	n := g.frames
 	g.waiting, g.frames, g.loading, g.lost = nil, 0, false, 0
-	g.version, g.members, g.to, g.place = -1, nil, nil, nil
+	g.version, g.members, g.to, g.place = -1, memberList{}, nil, nil
 	g.mu.Unlock()
 	gs.forget(g)
 	gs.m.groupLoads.WithLabelValues("failed").Inc()
@@ -371,20 +373,23 @@ func (gs *groups) failed(g *group, err error) {
 
 // read asks for all members. The version is that before the first page: who
 // joined or left while it was read is told again by a delivery of that change.
-func (gs *groups) read(ctx context.Context, conv string) (version int64, members map[im.UserID]int64, err error) {
-	after := ""
+func (gs *groups) read(ctx context.Context, conv string) (version int64, members memberList, err error) {
+	version = -1
+	after, edits := "", make([]memberEdit, 0, groupPage)
 	for {
 		page, err := gs.page(ctx, conv, after)
 		if err != nil {
-			return 0, nil, err
+			return 0, memberList{}, err
 		}
-		if members == nil {
-			version, members = page.MemberVersion, make(map[im.UserID]int64, page.MemberCount)
+		if version < 0 {
+			version = page.MemberVersion
 		}
+		edits = edits[:0]
 		for _, m := range page.Members {
-			members[im.UserID(m.UserId)] = m.Start
+			edits = append(edits, memberEdit{user: m.UserId, start: m.Start})
 			after = m.UserId
 		}
+		members.apply(edits)
 		if page.End || len(page.Members) == 0 {
 			return version, members, nil
 		}

@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -91,7 +93,7 @@ func toGroup(seq int64, to *v1.Audience) *v1.Delivery {
 	return &v1.Delivery{ConversationId: "g_1", Seq: seq, Frame: frame, Acked: true, Audience: to}
 }
 
-func version(v int64) *v1.Audience { return &v1.Audience{MemberVersion: v} }
+func asOf(v int64) *v1.Audience { return &v1.Audience{MemberVersion: v} }
 
 func (w *world) deliver(t *testing.T, ds ...*v1.Delivery) []int32 {
 	t.Helper()
@@ -118,26 +120,26 @@ func TestAGroupsMembersAreFoundHere(t *testing.T) {
 	w, r := beginGroup(t)
 	alice, bob := w.session(t, protocol.Proto, "alice", "d"), w.session(t, protocol.JSON, "bob", "d")
 	dave := w.session(t, protocol.Proto, "dave", "d")
-	w.deliver(t, toGroup(1, version(1)))
+	w.deliver(t, toGroup(1, asOf(1)))
 	gets(t, alice, 1)
 	gets(t, bob, 1)
 	read := r.calls()
-	if n := w.deliver(t, toGroup(2, version(1)), toGroup(3, version(1))); !slices.Equal(n, []int32{2, 2}) {
+	if n := w.deliver(t, toGroup(2, asOf(1)), toGroup(3, asOf(1))); !slices.Equal(n, []int32{2, 2}) {
 		t.Errorf("2 and 3 went to %v sessions, want 2 each", n)
 	}
 	removed := &v1.Audience{MemberVersion: 2, Change: true, RemovedUserIds: []string{"bob"}}
-	if n := w.deliver(t, toGroup(4, removed), toGroup(5, version(2))); !slices.Equal(n, []int32{2, 1}) {
+	if n := w.deliver(t, toGroup(4, removed), toGroup(5, asOf(2))); !slices.Equal(n, []int32{2, 1}) {
 		t.Errorf("4 and 5 went to %v sessions, want 2 and 1", n)
 	}
 	added := &v1.Audience{MemberVersion: 3, Change: true, AddedUserIds: []string{"dave"}, Start: 5}
-	w.deliver(t, toGroup(6, added), toGroup(7, version(3)))
+	w.deliver(t, toGroup(6, added), toGroup(7, asOf(3)))
 	gets(t, dave, 6, 7)
 	second := w.session(t, protocol.Proto, "alice", "d2", login("l2"))
-	w.deliver(t, toGroup(8, version(3)))
+	w.deliver(t, toGroup(8, asOf(3)))
 	gets(t, second, 8)
 	alice.Close()
 	eventually(t, "alice's first session has gone", func() bool { return len(w.g.hub.of("alice")) == 1 })
-	if n := w.deliver(t, toGroup(9, version(3))); n[0] != 2 {
+	if n := w.deliver(t, toGroup(9, asOf(3))); n[0] != 2 {
 		t.Errorf("9 went to %d sessions, want alice's second and dave's", n[0])
 	}
 	again := &v1.Audience{MemberVersion: 4, Change: true, AddedUserIds: []string{"bob"}, Start: 9}
@@ -154,14 +156,14 @@ func TestAGroupsMembersAreFoundHere(t *testing.T) {
 func TestAMissedChangeIsReadAgain(t *testing.T) {
 	w, r := beginGroup(t)
 	alice, bob, dave := w.session(t, protocol.Proto, "alice", "d"), w.session(t, protocol.Proto, "bob", "d"), w.session(t, protocol.Proto, "dave", "d")
-	w.deliver(t, toGroup(1, version(1)))
+	w.deliver(t, toGroup(1, asOf(1)))
 	gets(t, alice, 1)
 	gets(t, bob, 1)
 	r.set(4, map[string]int64{"alice": 0, "carol": 0, "dave": 8})
-	w.deliver(t, toGroup(5, version(3)), toGroup(9, version(4)))
+	w.deliver(t, toGroup(5, asOf(3)), toGroup(9, asOf(4)))
 	gets(t, alice, 5, 9)
 	gets(t, dave, 9)
-	w.deliver(t, toGroup(10, version(4)))
+	w.deliver(t, toGroup(10, asOf(4)))
 	gets(t, alice, 10)
 	if f := bob.TakeWithin(20*time.Millisecond, isDeliver); f != nil {
 		t.Errorf("bob, who is no member, got %v", f)
@@ -175,7 +177,7 @@ func TestDeliveriesWaitForTheList(t *testing.T) {
 	alice := w.session(t, protocol.Proto, "alice", "d")
 	r.gate = make(chan struct{})
 	for seq := range int64(maxGroupWaiting + 10) {
-		w.deliver(t, toGroup(seq+1, version(1)))
+		w.deliver(t, toGroup(seq+1, asOf(1)))
 	}
 	close(r.gate)
 	f := alice.Take("a hint", func(f *clientv1.ServerFrame) bool { return f.GetHead() != nil })
@@ -194,16 +196,16 @@ func TestAListThatCannotBeRead(t *testing.T) {
 	w, r := beginGroup(t)
 	alice := w.session(t, protocol.Proto, "alice", "d")
 	r.failing = groupTries - 1
-	w.deliver(t, toGroup(1, version(1)))
+	w.deliver(t, toGroup(1, asOf(1)))
 	gets(t, alice, 1)
 	w.g.groups.forget(w.g.groups.get("g_1"))
 	r.mu.Lock()
 	r.failing = groupTries
 	r.mu.Unlock()
-	w.deliver(t, toGroup(2, version(1)))
+	w.deliver(t, toGroup(2, asOf(1)))
 	eventually(t, "it is given up", func() bool { return testutil.ToFloat64(w.g.m.groupDropped) == 1 })
 	eventually(t, "it is forgotten", func() bool { return testutil.ToFloat64(w.g.m.groups) == 0 })
-	w.deliver(t, toGroup(3, version(1)))
+	w.deliver(t, toGroup(3, asOf(1)))
 	gets(t, alice, 3)
 }
 
@@ -252,7 +254,7 @@ func TestTheHubRemembersItsNews(t *testing.T) {
 func TestLargeGroupsHoldUpNobody(t *testing.T) {
 	w, _ := beginGroup(t)
 	alice, bob := w.session(t, protocol.Proto, "alice", "d"), w.session(t, protocol.Proto, "bob", "d")
-	w.deliver(t, toGroup(1, version(1)))
+	w.deliver(t, toGroup(1, asOf(1)))
 	gets(t, alice, 1)
 	gets(t, bob, 1)
 	slow := w.g.hub.of("alice")[0]
@@ -260,7 +262,7 @@ func TestLargeGroupsHoldUpNobody(t *testing.T) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		w.deliver(t, toGroup(2, version(1)))
+		w.deliver(t, toGroup(2, asOf(1)))
 	}()
 	shard := w.g.engine.shards[w.g.engine.of(slow)]
 	eventually(t, "the shard is behind", func() bool {
@@ -279,4 +281,95 @@ func TestLargeGroupsHoldUpNobody(t *testing.T) {
 		late, spent := shard.late(time.Now())
 		return late == 0 && spent > 0
 	})
+}
+
+// Whatever is read while the membership changes, is lost, or comes late at one of two
+// gateways: nobody gets an entry of a time in which it was no member, but for the one
+// that removed it, and whoever is a member in the end gets what comes then.
+func TestNobodyGetsWhatIsBehindItsBorder(t *testing.T) {
+	p, r := beginPair(t), &roster{}
+	users := []string{"u0", "u1", "u2", "u3", "u4", "u5", "u6"}
+	clients, starts, allowed := map[string]*testenv.Client{}, map[string]int64{}, map[string]map[int64]bool{}
+	for i, u := range users {
+		clients[u], _ = p.login(i%2, u, "l-"+u, "d", im.Phone)
+		starts[u], allowed[u] = 0, map[int64]bool{}
+	}
+	for _, g := range p.gateways {
+		g.groups.state = r
+	}
+	rng := rand.New(rand.NewPCG(7, 7))
+	var version, seq int64 = 1, 0
+	var late [2][]*v1.Delivery
+	next := func(to *v1.Audience) {
+		for u := range starts {
+			allowed[u][seq] = true
+		}
+		r.set(version, maps.Clone(starts))
+		for i := range late {
+			if rng.IntN(15) > 0 || seq > 150 {
+				late[i] = append(late[i], toGroup(seq, to))
+			}
+		}
+	}
+	arrive := func(i, n int) {
+		n = min(n, len(late[i]))
+		if _, err := (service{p.gateways[i]}).Deliver(t.Context(), &v1.DeliverRequest{Deliveries: late[i][:n]}); err != nil {
+			t.Fatal(err)
+		}
+		late[i] = late[i][n:]
+	}
+	for range 150 {
+		seq++
+		to := asOf(version)
+		if rng.IntN(3) == 0 {
+			version++
+			to = &v1.Audience{MemberVersion: version, Change: true}
+			u := users[rng.IntN(len(users))]
+			if _, member := starts[u]; member {
+				delete(starts, u)
+				allowed[u][seq], to.RemovedUserIds = true, []string{u}
+			} else {
+				starts[u], to.AddedUserIds, to.Start = seq-1, []string{u}, seq-1
+			}
+		}
+		next(to)
+		for i := range late {
+			switch rng.IntN(6) {
+			case 0, 1:
+				arrive(i, 1+rng.IntN(3))
+			case 2:
+				if gs := p.gateways[i].groups; rng.IntN(3) == 0 {
+					gs.forget(gs.get("g_1"))
+				}
+			}
+		}
+	}
+	seq++
+	next(asOf(version))
+	for i := range late {
+		arrive(i, len(late[i]))
+	}
+	for u, c := range clients {
+		_, member := starts[u]
+		for {
+			wait := 10 * time.Millisecond
+			if member {
+				wait = testenv.Patience
+			}
+			f := c.TakeWithin(wait, isDeliver)
+			if f == nil {
+				if member {
+					t.Errorf("%s, a member, did not get the last one", u)
+				}
+				break
+			}
+			at := f.GetDeliver().Entries[0].Seq
+			if !allowed[u][at] {
+				t.Errorf("%s got %d, which is not of its time", u, at)
+			}
+			if at == seq {
+				break
+			}
+		}
+	}
 }

@@ -189,6 +189,7 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 		s.deliverLocked(now, f)
 	}
 	s.early = nil
+	s.sendAwayLate(now)
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
 	s.wakeLocked(now.Add(corkTime))

@@ -21,6 +21,9 @@ const (
 	refreshTime = store.RouteTTL / 3
 	// restoreTime is that of a round after the store has lost something.
 	restoreTime = 4 * time.Second
+	// youngTime is how long after the start rounds take restoreTime: a state node may
+	// learn late that this process is there, and not have told it whom it ended.
+	youngTime = 15 * time.Second
 	// keepStep is how often some are refreshed.
 	keepStep = 250 * time.Millisecond
 	// askTime is how often the store is asked what it remembers. With
@@ -34,7 +37,7 @@ const (
 
 // keeper keeps the routes of this node's sessions: it refreshes them, puts back
 // what the store has lost, claims what could not be claimed, and ends sessions
-// that were displaced without being told.
+// that were displaced, or whose logins were ended, without being told.
 type keeper struct {
 	g *Gateway
 	// refreshing and restoring are refreshTime and restoreTime, and asking is
@@ -103,7 +106,7 @@ func (k *keeper) run(ctx context.Context) {
 	tick := time.NewTicker(keepStep)
 	defer tick.Stop()
 	var r round
-	memory, asked := "", time.Time{}
+	began, memory, asked := time.Now(), "", time.Time{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -130,9 +133,15 @@ func (k *keeper) run(ctx context.Context) {
 				k.claimWaiting(ctx)
 			}
 		}
-		k.refresh(ctx, r.due(now))
+		due := r.due(now)
+		k.refresh(ctx, due)
+		k.readmit(ctx, due)
 		if r.done(now) {
-			r = k.round(now, k.refreshing)
+			over := k.refreshing
+			if now.Sub(began) < youngTime {
+				over = min(over, k.restoring)
+			}
+			r = k.round(now, over)
 		}
 	}
 }
@@ -177,7 +186,7 @@ func (k *keeper) refresh(ctx context.Context, sessions []*session) {
 			k.g.Log.Warn("routes were not refreshed; the next round makes up for it", zap.Int("routes", len(list)), obs.Err(err))
 			continue
 		}
-		k.settle(ctx, batch, list, standings)
+		k.settle(batch, list, standings)
 	}
 }
 
@@ -192,22 +201,17 @@ func (k *keeper) call(ctx context.Context, list []store.Route) ([]store.Standing
 }
 
 // settle does what the answers ask for.
-func (k *keeper) settle(ctx context.Context, batch []*session, list []store.Route, standings []store.Standing) {
-	var restored []*session
+func (k *keeper) settle(batch []*session, list []store.Route, standings []store.Standing) {
 	for i, s := range batch {
 		k.g.m.refreshed.WithLabelValues(standings[i].String()).Inc()
-		switch standings[i] {
-		case store.Superseded, store.Replaced:
-			k.displaced(s, list[i], standings[i])
+		if why := standings[i]; why == store.Superseded || why == store.Replaced {
+			k.displaced(s, list[i], why)
 			continue
-		case store.Restored:
-			restored = append(restored, s)
 		}
 		if !s.live() { // its release may have come before the refresh
 			k.g.release(list[i])
 		}
 	}
-	k.readmit(ctx, restored)
 }
 
 // displaced ends a session that a newer one displaced.
@@ -215,26 +219,32 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 	if why == store.Replaced { // again, in case the one that did it could not
 		k.g.revoke(r)
 	}
-	s.end(why.String(), endTexts[why.String()], 0)
+	s.displace(why.String())
 }
 
-// readmit asks whether logins whose routes were put back have been ended
-// meanwhile: a store that forgot does not know.
+// readmit asks whether the logins of sessions have been ended meanwhile, and ends
+// the sessions: whoever did it may not have reached this node.
 func (k *keeper) readmit(ctx context.Context, sessions []*session) {
+	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s *session) bool { return !s.begun() })
 	for part := range slices.Chunk(sessions, joinsAtOnce) {
 		who := make([]*v1.AdmitRequest, len(part))
 		for i, s := range part {
 			who[i] = s.application()
 		}
-		answers := k.g.admitMany(ctx, who)
+		answers, failed := k.g.admitMany(ctx, who), 0
 		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
-			if reason == "" && answers[i].err == nil { // else the rows stay, and its next hello finds them
+			if answers[i].err != nil { // the rows stay: its next hello finds them
+				failed++
+			} else if reason == "" {
 				reason = answers[i].res.RefusedReason
 			}
 			if reason != "" {
 				s.end(reason, endTexts[reason], 0)
 			}
+		}
+		if failed == len(part) {
+			return // nobody can say now; the next round asks again
 		}
 	}
 }

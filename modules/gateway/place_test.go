@@ -296,6 +296,24 @@ func TestALostKickIsFoundByTheRefresh(t *testing.T) {
 	}
 }
 
+// So is one that was to end a login for good, whether the route store answers or not,
+// and while nobody can be asked nobody is ended.
+func TestALostRevocationIsFound(t *testing.T) {
+	p := beginPair(t)
+	p.deaf.Store(true)
+	one, _ := p.login(0, "u", "l1", "d1", im.Phone)
+	other, _ := p.login(0, "u", "l2", "d2", im.Phone)
+	p.state.set(func(s *fakeState) { s.refused["l1"] = "kicked" })
+	wantBye(t, one, "kicked")
+	p.away[0].Store(true)
+	late, _ := p.login(0, "v", "l3", "d", im.Phone)
+	p.state.set(func(s *fakeState) { s.refused["l3"] = "revoked" })
+	wantBye(t, late, "revoked")
+	if other.Closed() {
+		t.Error("another login was ended")
+	}
+}
+
 // What the store has forgotten is put back without the clients noticing; who was
 // superseded or ended meanwhile is not.
 func TestWhatTheStoreForgotIsPutBack(t *testing.T) {

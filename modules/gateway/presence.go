@@ -453,7 +453,7 @@ func (s service) Show(_ context.Context, req *v1.ShowRequest) (*v1.ShowResponse,
 	s.g.watchers.told(req.Users)
 	found, _ := s.g.hub.find(req.SupersededSessionIds, nil, nil)
 	for _, x := range found {
-		x.end("superseded", endTexts["superseded"], 0)
+		x.displace("superseded")
 	}
 	return &v1.ShowResponse{}, nil
 }

@@ -537,11 +537,47 @@ func TestAdmissionLine(t *testing.T) {
 	})
 }
 
-func TestDrainSpread(t *testing.T) {
+func TestDrainPlan(t *testing.T) {
 	c := DefaultConfig().Drain
-	for n, want := range map[int]time.Duration{0: 2 * time.Second, 500: 2 * time.Second, 5000: 10 * time.Second, 1 << 20: 25 * time.Second} {
-		if got := drainSpread(c, n); got != want {
-			t.Errorf("drainSpread(%d) = %v, want %v", n, got, want)
+	const ample = time.Hour
+	for _, x := range []struct {
+		n                 int
+		left, spread, end time.Duration
+	}{
+		{0, ample, 2 * time.Second, 7 * time.Second},
+		{500, ample, 2 * time.Second, 7 * time.Second},
+		{5000, ample, 10 * time.Second, 15 * time.Second},
+		{1 << 20, ample, 25 * time.Second, 30 * time.Second},
+		{1 << 20, 26 * time.Second, 21 * time.Second, 26 * time.Second},
+		{1 << 20, 6 * time.Second, 3 * time.Second, 6 * time.Second},
+		{500, 3 * time.Second, 1500 * time.Millisecond, 3 * time.Second},
+		{500, -time.Second, 0, 0},
+	} {
+		if spread, end := drainPlan(c, x.n, x.left); spread != x.spread || end != x.end {
+			t.Errorf("%d clients with %v left: %v and %v, want %v and %v", x.n, x.left, spread, end, x.spread, x.end)
 		}
+	}
+}
+
+// Clients move evenly over the spread, and each knows half of its time ahead.
+func TestDrainTimes(t *testing.T) {
+	const n, spread = 10_000, 20 * time.Second
+	var tenths [10]int
+	last := time.Duration(-1)
+	for i := range n {
+		ask, move := drainTimes(i, n, spread)
+		if ask < last || 2*ask > move+1 || move >= spread {
+			t.Fatalf("the %dth is asked at %v to move at %v", i, ask, move)
+		}
+		last = ask
+		tenths[move*10/spread]++
+	}
+	for i, moves := range tenths {
+		if moves < n/10-1 || moves > n/10+1 {
+			t.Errorf("%d move in tenth %d", moves, i)
+		}
+	}
+	if ask, move := drainTimes(3, 5, 0); ask != 0 || move != 0 {
+		t.Errorf("without a spread: %v, %v", ask, move)
 	}
 }

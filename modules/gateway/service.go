@@ -102,7 +102,7 @@ func (s service) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 		if req.LoginId != "" && string(x.login) != req.LoginId || req.UserId != "" && string(x.user) != req.UserId {
 			continue
 		}
-		if x.end(reason, endTexts[reason], 0) {
+		if x.displace(reason) {
 			res.Ended++
 		}
 	}

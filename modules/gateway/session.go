@@ -98,6 +98,7 @@ type session struct {
 	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
+	leaving  bool      // it was asked to move to another node
 	wakeAt   time.Time // what the wheel was asked for; zero = nothing
 
 	// The number of the last announcement that the client has, of which history of
@@ -218,6 +219,13 @@ func (s *session) live() bool {
 	default:
 		return true
 	}
+}
+
+// begun reports whether the session has begun and not ended.
+func (s *session) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase == online
 }
 
 // message reads one envelope and handles its frames in order. It returns

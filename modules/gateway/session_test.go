@@ -793,6 +793,34 @@ func TestDrain(t *testing.T) {
 	eventually(t, "no routes are left", func() bool { return len(w.routesOf("ann"))+len(w.routesOf("bob")) == 0 })
 }
 
+// Whoever logs in after the others were asked is asked as well.
+func TestDrainAsksWhoComesLate(t *testing.T) {
+	w := begin(t)
+	by := time.Now().Add(time.Minute)
+	w.g.leaveBy.Store(&by)
+	c := w.session(t, protocol.JSON, "ann", "d")
+	d := c.Take("drain", func(f *clientv1.ServerFrame) bool { return f.GetDrain() != nil }).GetDrain()
+	if d.ReconnectAfterMs != 0 || d.CloseAfterMs == 0 {
+		t.Errorf("drain says %v", d)
+	}
+}
+
+// Who moves is not cut off before the welcome of the new session has had time to
+// arrive, nor kept for long behind it.
+func TestWhoMovesKeepsTheOldSessionForAMoment(t *testing.T) {
+	w := begin(t)
+	by := time.Now().Add(time.Minute)
+	w.g.leaveBy.Store(&by)
+	old := w.session(t, protocol.JSON, "ann", "d", login("l"))
+	w.session(t, protocol.Proto, "ann", "d", login("l"))
+	began := time.Now()
+	old.MustSend(testenv.ToUser("bob", "on the old one"))
+	wantBye(t, old, "superseded")
+	if stayed := time.Since(began); stayed < yieldTime/2 {
+		t.Errorf("cut off after %v", stayed)
+	}
+}
+
 func TestStoppingWithoutDrainSaysBye(t *testing.T) {
 	w := begin(t)
 	c := w.session(t, protocol.JSON, "ann", "d")

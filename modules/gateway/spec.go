@@ -17,13 +17,14 @@ import (
 // Spec declares the gateway role.
 func Spec() module.Spec {
 	return module.Spec{
-		Name:     "gateway",
-		Role:     true,
-		Needs:    []string{"controlplane", "storage", "peers"}, // storage: the route store
-		Calls:    []string{"state", "gateway"},
-		Config:   func() any { c := DefaultConfig(); return &c },
-		Settings: declared,
-		New:      build,
+		Name:       "gateway",
+		Role:       true,
+		Needs:      []string{"controlplane", "storage", "peers"}, // storage: the route store
+		Calls:      []string{"state", "gateway"},
+		Config:     func() any { c := DefaultConfig(); return &c },
+		Settings:   declared,
+		DrainShare: drainShare,
+		New:        build,
 	}
 }
 

@@ -22,6 +22,8 @@ const (
 	// called at once.
 	announceLimit = time.Second
 	announceCalls = 16
+	// deafWarning is the shortest time between warnings of gateways that take none.
+	deafWarning = time.Minute
 	// announcementKept is how long announcements that ended stay in the list.
 	announcementKept = 30 * 24 * time.Hour
 )
@@ -32,8 +34,10 @@ type proclaimer struct {
 	version int64 // of list
 	known   bool
 	epoch   string
-	list    []*clientv1.Announcement
-	held    map[store.Home]int64 // the version that each gateway has from this leader
+	list    []*clientv1.Announcement // in force
+	gone    []*clientv1.Announcement // would be, if they were not withdrawn
+	held    map[store.Home]int64     // the version that each gateway has from this leader
+	warned  time.Time                // of a gateway that takes none
 }
 
 // announces are the rounds of one term that hand out announcements.
@@ -68,7 +72,7 @@ func (p *proclaimer) round(ctx context.Context, t control.Term) error {
 	if len(behind) == 0 {
 		return nil
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("announce")
 	return p.proclaim(ctx, t, behind)
 }
 
@@ -82,18 +86,36 @@ func (p *proclaimer) read(ctx context.Context) error {
 	if err != nil || p.known && version == p.version && p.epoch == st.DataEpoch() {
 		return err
 	}
-	list, err := st.Announcements(ctx, time.Now())
+	now := time.Now()
+	list, err := st.Announcements(ctx, store.AnnouncementQuery{At: now})
 	if err != nil {
 		return err
 	}
-	p.list = nil
+	gone, err := st.Announcements(ctx, store.AnnouncementQuery{At: now, Withdrawn: true})
+	if err != nil {
+		return err
+	}
+	p.list, p.gone = nil, nil
 	for _, a := range list {
 		p.list = append(p.list, &clientv1.Announcement{Seq: a.Seq, Text: a.Text, CreatedMs: a.Created.UnixMilli(), ExpiresMs: a.Expires.UnixMilli()})
 	}
-	// What changed between the two questions is in the list and told once more.
+	for _, a := range gone {
+		p.gone = append(p.gone, &clientv1.Announcement{Seq: a.Seq, Withdrawn: true, WithdrawalSeq: a.Withdrawal, ExpiresMs: a.Expires.UnixMilli()})
+	}
+	// What changed between the questions is in a list and told once more.
 	p.version, p.epoch, p.known = version, st.DataEpoch(), true
 	clear(p.held)
 	return nil
+}
+
+// deaf notes that a gateway has not taken announcements in; the caller has the lock
+// of a proclaim.
+func (p *proclaimer) deaf(node im.NodeID, err error) {
+	p.unheard.Inc()
+	if now := time.Now(); now.Sub(p.warned) >= deafWarning {
+		p.warned = now
+		p.Log.Warn("a gateway takes no announcements; it is told again", obs.Peer(string(node)), obs.Err(err))
+	}
 }
 
 // proclaim tells gateways, and notes which have taken it in. One that does not
@@ -111,7 +133,7 @@ func (p *proclaimer) proclaim(ctx context.Context, t control.Term, homes []store
 			ctx, cancel := context.WithTimeout(ctx, announceLimit)
 			defer cancel()
 			res, err := p.Gateway(h.Node).Proclaim(ctx, &v1.ProclaimRequest{
-				Leader: &v1.LeaderProof{Election: proof.Name, Token: proof.Token}, Version: p.version, Announcements: p.list, DataEpoch: p.epoch,
+				Leader: &v1.LeaderProof{Election: proof.Name, Token: proof.Token}, Version: p.version, Announcements: p.list, Withdrawn: p.gone, DataEpoch: p.epoch,
 			})
 			mu.Lock()
 			defer mu.Unlock()
@@ -119,7 +141,7 @@ func (p *proclaimer) proclaim(ctx context.Context, t control.Term, homes []store
 			case im.ReasonOf(err) == clientv1.Reason_REASON_FORBIDDEN:
 				refused = fmt.Errorf("%w: %w", store.ErrFenced, err)
 			case err != nil:
-				p.Log.Debug("a gateway takes no announcements; it is told again", obs.Peer(string(h.Node)), obs.Err(err))
+				p.deaf(h.Node, err)
 			case res.BootId == h.Boot:
 				p.held[h] = p.version
 				p.announced.Inc()

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -41,7 +43,7 @@ func TestAllGatewaysHearAnnouncements(t *testing.T) {
 	c := &counting{leads: 1, gateways: map[im.NodeID]*fakeGateway{"g1": g1, "g2": g2}}
 	c.nodes(1, "g1")
 	c.announce(1, "a")
-	running(t, c, func(_ *Scheduler, e *sole) {
+	running(t, c, func(s *Scheduler, e *sole) {
 		g1.heard(t, "1/1 a")
 		g1.heard(t)
 		c.nodes(2, "g1", "g2")
@@ -49,11 +51,16 @@ func TestAllGatewaysHearAnnouncements(t *testing.T) {
 		g2.fail(errors.New("away"))
 		c.announce(2, "a", "b")
 		g1.heard(t, "1/2 a b")
+		if n := testutil.ToFloat64(s.unheard); n < 2 || n > 4 {
+			t.Errorf("%v failures are counted", n)
+		}
 		g2.fail(nil)
 		g2.heard(t, "1/2 a b")
+		c.set(func(c *counting) { c.announced.gone = []store.Announcement{{Seq: 1, Withdrawal: 3}} })
 		c.announce(3, "b")
-		g1.heard(t, "1/3 b")
-		g2.heard(t, "1/3 b")
+		g1.heard(t, "1/3 b -1@3")
+		g2.heard(t, "1/3 b -1@3")
+		c.set(func(c *counting) { c.announced.gone = nil })
 		g1.fail(im.Errorf(clientv1.Reason_REASON_FORBIDDEN, "gateway", "another node leads"))
 		c.announce(4)
 		time.Sleep(time.Second)

@@ -31,10 +31,13 @@
 //
 // imd_scheduler_runs_total{job,result} (ok, failed, fenced, ended),
 // imd_scheduler_run_seconds{job}, imd_scheduler_expired_total, imd_scheduler_routes_swept_total,
-// imd_tally_silent_nodes, imd_retention_entries_total, imd_scheduler_proclaimed_total; imd_schedule_messages_total{result},
+// imd_tally_silent_nodes, imd_retention_entries_total, imd_scheduler_proclaimed_total,
+// imd_scheduler_proclaim_failures_total; imd_schedule_messages_total{result},
 // imd_schedule_late_seconds, imd_schedule_open, imd_schedule_overdue_seconds;
 // imd_presence_users, imd_presence_sessions, imd_presence_watched, imd_presence_gateways{state},
 // imd_presence_changes_total{kind}, imd_presence_shown_total, imd_presence_superseded_total,
-// imd_presence_saved_total{result}; imd_election_*{election="scheduler"} of the control
-// plane.
+// imd_presence_saved_total{result}, imd_presence_events_total{result};
+// imd_outbox_marks_total, imd_outbox_trimmed_total; imd_offline_handed_over_total,
+// imd_offline_pushes_total{result}, imd_offline_asked_total{result}; imd_webhook_* of
+// pkg/outbox; imd_election_*{election="scheduler"} of the control plane.
 package scheduler

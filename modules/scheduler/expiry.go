@@ -19,7 +19,7 @@ func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
 	}
 	all := 0
 	for {
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("expire")
 		n, err := st.Expire(ctx, t.Proof(), time.Now())
 		if err != nil {
 			return err

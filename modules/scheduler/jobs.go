@@ -122,7 +122,7 @@ func Jobs() []Job { return (&Scheduler{}).jobs() }
 // lead does the work of the one that was elected: every job, each for itself, so
 // that none waits for another. The rows say where the leader before stood.
 func (s *Scheduler) lead(ctx context.Context, t control.Term) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(ofTerm(ctx))
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	s.board.begin(t.Proof())

@@ -141,7 +141,7 @@ func (s *Scheduler) handOver(ctx context.Context, t control.Term, w *walk) error
 			return err
 		}
 		row.Cursor, row.Reached = p.upto, p.upto
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("handover")
 		ok, err := st.SaveReceiver(ctx, t.Proof(), row, store.Settled{Pushes: list})
 		if err != nil || !ok {
 			w.due = time.Now() // somebody has moved the walk
@@ -475,7 +475,7 @@ func (p *pusher) begin(ctx, tries context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("push")
 	for _, one := range list {
 		notice := noticeOf(one, badges[one.User])
 		if p.Push.Content && one.State == store.PushDue {
@@ -523,7 +523,7 @@ func (p *pusher) content(ctx context.Context, st Messages, one store.Push) json.
 func (p *pusher) ended(one pushed) {
 	delete(p.busy, pushKey{one.User, one.Conversation})
 	now := time.Now()
-	out := store.PushResult{Push: one.Push, Next: one.State, Again: now.Add(max(pushAgain.Pause(one.Tries), time.Second/2, one.After))}
+	out := store.PushResult{Push: one.Push, Next: one.State, Told: one.Outcome != webhook.Refused, Again: now.Add(max(pushAgain.Pause(one.Tries), time.Second/2, one.After))}
 	if one.Outcome != webhook.Failed {
 		p.fails = 0
 	} else if p.fails++; p.fails >= pushDown {

@@ -111,6 +111,9 @@ func (g *fakeGateway) Proclaim(_ context.Context, r *v1.ProclaimRequest) (*v1.Pr
 	for _, a := range r.Announcements {
 		text += " " + a.Text
 	}
+	for _, a := range r.Withdrawn {
+		text += fmt.Sprintf(" -%d@%d", a.Seq, a.WithdrawalSeq)
+	}
 	g.proclaimed = append(g.proclaimed, text)
 	return &v1.ProclaimResponse{BootId: g.boot}, nil
 }

@@ -67,7 +67,7 @@ func (s *Scheduler) retain(ctx context.Context, t control.Term, w *ageing) error
 	r := store.Retain{Direct: before(at, ages[0]), Group: before(at, ages[1])}
 	for pace, looks := retentionPace.In(now), retainLooks; pace > 0 && looks > 0; {
 		r.After, r.Looks, r.Entries = w.after, min(looks, store.MaxRetainLooks), min(pace, store.MaxRetain)
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("retain")
 		got, err := st.Retain(ctx, t.Proof(), r)
 		if err != nil {
 			return fmt.Errorf("let old messages go: %w", err)

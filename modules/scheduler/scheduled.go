@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,6 +39,8 @@ const (
 	// and forgetMost how many go at once.
 	forgetEvery = 10 * time.Second
 	forgetMost  = 1000
+	// openShare is how many times as long as counting took nothing is counted again.
+	openShare = 50
 )
 
 // dueAgain are the pauses between tries to send a message.
@@ -54,6 +57,7 @@ type Submitter interface {
 
 // scheduleMetrics count what becomes of scheduled messages.
 type scheduleMetrics struct {
+	next  atomic.Int64           // when what is open is counted again, in Unix nanoseconds
 	ended *prometheus.CounterVec // label: result (sent, dropped, again)
 	late  prometheus.Histogram
 	open  prometheus.Gauge
@@ -76,16 +80,17 @@ func newScheduleMetrics(reg prometheus.Registerer) *scheduleMetrics {
 	return m
 }
 
-// due are the rounds of one term that send messages whose time has come.
+// due are the rounds of one term that send messages whose time has come. The first
+// claim, and the first one after an error, also takes what was claimed before and
+// not settled: that error may have been the loss of an answer.
 func (s *Scheduler) due() round {
 	first := true
 	return func(ctx context.Context, t control.Term) error {
 		for {
 			n, err := s.sendDue(ctx, t, first)
-			if err != nil {
+			if first = err != nil; first {
 				return err
 			}
-			first = false
 			if n < store.MaxScheduledClaim {
 				return nil
 			}
@@ -99,7 +104,7 @@ func (s *Scheduler) sendDue(ctx context.Context, t control.Term, first bool) (in
 	if err != nil {
 		return 0, err
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("scheduled")
 	now := time.Now()
 	list, err := st.ClaimScheduled(ctx, t.Proof(), store.ScheduledClaim{Now: now, Until: now.Add(dueClaim), Limit: store.MaxScheduledClaim, First: first})
 	if err != nil || len(list) == 0 {
@@ -201,7 +206,7 @@ func (s *Scheduler) submitBatch(ctx context.Context, list []store.Scheduled, bat
 	for _, at := range batch {
 		req.Runs = append(req.Runs, dueRun(&list[at]))
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("scheduled")
 	res, err := s.Submitter.Submit(ctx, req)
 	if err != nil || len(res.Runs) != len(batch) {
 		if ctx.Err() == nil {
@@ -253,7 +258,7 @@ func (s *Scheduler) forget(ctx context.Context, t control.Term) error {
 	}
 	keep := scheduleKeep.In(s.current())
 	for n := forgetMost; n == forgetMost; {
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("forget")
 		if n, err = st.TrimScheduled(ctx, t.Proof(), time.Now().Add(-keep), forgetMost); err != nil {
 			return err
 		}
@@ -264,12 +269,17 @@ func (s *Scheduler) forget(ctx context.Context, t control.Term) error {
 	return s.countOpen(ctx, st)
 }
 
-// countOpen shows what is open.
+// countOpen shows what is open. Of very many it counts more rarely.
 func (s *Scheduler) countOpen(ctx context.Context, st Messages) error {
+	now := time.Now()
+	if now.UnixNano() < s.schedule.next.Load() {
+		return nil
+	}
 	n, err := st.ScheduledCounts(ctx)
 	if err != nil {
 		return err
 	}
+	s.schedule.next.Store(now.Add(openShare * time.Since(now)).UnixNano())
 	s.schedule.open.Set(float64(n.Open))
 	over := 0.0
 	if !n.Next.IsZero() {
@@ -289,6 +299,7 @@ func (s *Scheduler) current() *settings.Snapshot {
 
 // noneOpen is what the gauges show where nobody leads.
 func (m *scheduleMetrics) noneOpen() {
+	m.next.Store(0)
 	m.open.Set(0)
 	m.over.Set(0)
 }

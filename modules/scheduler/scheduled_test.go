@@ -1,7 +1,9 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,18 +66,55 @@ func TestWhatAnAnswerMeansForAScheduledMessage(t *testing.T) {
 	}
 }
 
-// Scheduled messages that ended long ago go, as many as there are, and the leader
-// shows how many are open and since when the first of them is due.
+// Scheduled messages and announcements that ended long ago go, as many as there are,
+// and the leader shows how many messages are open and since when the first is due.
 func TestEndedScheduledMessagesGo(t *testing.T) {
 	c := &counting{ended: 2*forgetMost + 7}
 	running(t, c, func(s *Scheduler, _ *sole) {
+		c.set(func(c *counting) {
+			for i := range 3 {
+				c.announced.list = append(c.announced.list, store.Announcement{Seq: int64(i + 1), Expires: time.Now().Add(time.Duration(i-1)*time.Minute - announcementKept)})
+			}
+		})
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if left := c.ended; left != 0 {
 			t.Errorf("%d are left", left)
 		}
+		if list := c.announced.list; len(list) != 2 || list[0].Seq != 2 {
+			t.Errorf("announcements are left: %+v", list)
+		}
 		if open, over := testutil.ToFloat64(s.schedule.open), testutil.ToFloat64(s.schedule.over); open != 3 || over != 60 {
 			t.Errorf("%v are open, the first for %v s", open, over)
 		}
+	})
+}
+
+// The first claim of a term, and the first one after an error, also takes what was
+// claimed before: the answer may have been lost.
+func TestClaimsWhoseAnswerIsLost(t *testing.T) {
+	c := &counting{}
+	running(t, c, func(*Scheduler, *sole) {
+		during := func(what string, err error, want ...bool) {
+			t.Helper()
+			c.set(func(c *counting) { c.claims, c.claimErr = nil, err })
+			time.Sleep(time.Duration(len(want)) * dueEvery)
+			synctest.Wait()
+			c.set(func(c *counting) {
+				if !slices.Equal(c.claims, want) {
+					t.Errorf("%s: claims of all %v, want %v", what, c.claims, want)
+				}
+			})
+		}
+		time.Sleep(dueEvery / 2) // between two rounds
+		synctest.Wait()
+		c.set(func(c *counting) {
+			if !slices.Equal(c.claims, []bool{true}) {
+				t.Errorf("the first claim: %v", c.claims)
+			}
+		})
+		during("all is well", nil, false, false)
+		during("answers are lost", errors.New("lost"), false, true, true)
+		during("all is well again", nil, true, false, false)
 	})
 }

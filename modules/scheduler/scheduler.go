@@ -42,7 +42,7 @@ type Messages interface {
 	SettleScheduled(ctx context.Context, p store.Proof, done []store.ScheduledResult) error
 	TrimScheduled(ctx context.Context, p store.Proof, before time.Time, limit int) (int, error)
 	ScheduledCounts(ctx context.Context) (store.ScheduledCounts, error)
-	Announcements(ctx context.Context, at time.Time) ([]store.Announcement, error)
+	Announcements(ctx context.Context, q store.AnnouncementQuery) ([]store.Announcement, error)
 	AnnouncementVersion(ctx context.Context) (int64, error)
 	TrimAnnouncements(ctx context.Context, p store.Proof, before time.Time) (int, error)
 	DataEpoch() string
@@ -119,8 +119,9 @@ type Scheduler struct {
 	silentNodes prometheus.Gauge
 	retained    prometheus.Counter
 	schedule    *scheduleMetrics
-	// announced counts announcements handed to gateways.
-	announced prometheus.Counter
+	// announced counts gateways that took announcements in, and unheard those that did
+	// not.
+	announced, unheard prometheus.Counter
 
 	drain sync.Once
 	leave chan struct{} // closed when the node drains
@@ -187,6 +188,8 @@ func New(d Deps) *Scheduler {
 	s.presence, s.schedule = newPresenceMetrics(d.Reg), newScheduleMetrics(d.Reg)
 	s.announced = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "proclaimed_total",
 		Help: "Times that a gateway has taken in all announcements in force."})
+	s.unheard = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "scheduler", Name: "proclaim_failures_total",
+		Help: "Times that a gateway has not taken announcements in; it is told again twice a second."})
 	s.silentNodes = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "tally", Name: "silent_nodes",
 		Help: "Nodes that did not tell the leader what they counted; 0 where nobody leads."})
 	s.retained = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "imd", Subsystem: "retention", Name: "entries_total",
@@ -207,7 +210,7 @@ func New(d Deps) *Scheduler {
 	}
 	s.hooks = outbox.NewMetrics(d.Reg)
 	s.news, s.poke = newNews(), make(chan struct{}, 1)
-	d.Reg.MustRegister(s.announced, s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
+	d.Reg.MustRegister(s.announced, s.unheard, s.runs, s.took, s.expired, s.swept, s.gathered, s.trimmed, s.handed, s.pushed, s.asked, s.silentNodes, s.retained)
 	return s
 }
 

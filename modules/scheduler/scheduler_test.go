@@ -41,12 +41,15 @@ type counting struct {
 	announced struct {
 		version int64
 		list    []store.Announcement
+		gone    []store.Announcement // taken back
 	}
-	leads int64 // the token of the fence
-	jobs  map[string]store.JobRow
-	homes []store.Home
-	swept []store.Home
-	view  control.View
+	claims   []bool // of scheduled messages: whether all is claimed that is not settled
+	claimErr error
+	leads    int64 // the token of the fence
+	jobs     map[string]store.JobRow
+	homes    []store.Home
+	swept    []store.Home
+	view     control.View
 
 	gateways map[im.NodeID]*fakeGateway
 	attic    attic
@@ -92,9 +95,12 @@ func (c *counting) Retain(_ context.Context, _ store.Proof, r store.Retain) (sto
 	return c.attic.retain(r)
 }
 
-// Nothing is to be sent later.
-func (c *counting) ClaimScheduled(context.Context, store.Proof, store.ScheduledClaim) ([]store.Scheduled, error) {
-	return nil, nil
+// Nothing is to be sent later, but the claims are noted.
+func (c *counting) ClaimScheduled(_ context.Context, _ store.Proof, q store.ScheduledClaim) ([]store.Scheduled, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.claims = append(c.claims, q.First)
+	return nil, c.claimErr
 }
 func (c *counting) SettleScheduled(context.Context, store.Proof, []store.ScheduledResult) error {
 	return nil
@@ -120,15 +126,26 @@ func (c *counting) AnnouncementVersion(context.Context) (int64, error) {
 	return c.announced.version, nil
 }
 
-func (c *counting) Announcements(context.Context, time.Time) ([]store.Announcement, error) {
+func (c *counting) Announcements(_ context.Context, q store.AnnouncementQuery) ([]store.Announcement, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if q.Withdrawn {
+		return slices.Clone(c.announced.gone), nil
+	}
 	return slices.Clone(c.announced.list), nil
 }
 
-func (c *counting) TrimAnnouncements(context.Context, store.Proof, time.Time) (int, error) {
-	return 0, nil
+func (c *counting) TrimAnnouncements(_ context.Context, p store.Proof, before time.Time) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before.After(time.Now().Add(-announcementKept)) || p.Token == 0 {
+		return 0, errors.New("these are still to be seen")
+	}
+	had := len(c.announced.list)
+	c.announced.list = slices.DeleteFunc(c.announced.list, func(a store.Announcement) bool { return !a.Expires.IsZero() && a.Expires.Before(before) })
+	return had - len(c.announced.list), nil
 }
+
 func (c *counting) DataEpoch() string { return "e" }
 
 // Nobody is told of anything.

@@ -72,7 +72,7 @@ func (s *Scheduler) sweep(ctx context.Context, t control.Term, a absence) error 
 	if len(dead) == 0 {
 		return nil
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("sweep")
 	if err := s.leads(ctx, t); err != nil {
 		return err
 	}

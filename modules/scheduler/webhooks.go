@@ -152,7 +152,7 @@ func (s *Scheduler) gather(ctx context.Context, t control.Term) error {
 	if err != nil || !state.Marks {
 		return err
 	}
-	failpoint.Hit(failpoint.BeforeEffect)
+	failpoint.HitJob("gather")
 	for n := gatherMost; n == gatherMost; {
 		if n, err = st.Gather(ctx, t.Proof(), gatherMost); err != nil {
 			return err
@@ -213,7 +213,7 @@ func (s *Scheduler) trim(ctx context.Context, t control.Term) error {
 		return err
 	}
 	for n := trimMost; n == trimMost; {
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("trim")
 		if n, err = st.TrimEvents(ctx, t.Proof(), time.Now().Add(-s.Webhooks.Keep), trimMost); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/gen/imdv1"
@@ -34,14 +35,15 @@ func (d Directory) Announce(ctx context.Context, req *v1.AnnounceRequest) (*v1.A
 		return nil, im.Errorf(clientv1.Reason_REASON_TOO_LARGE, op, "the text is longer than %d bytes", maxAnnouncement)
 	case strings.TrimSpace(a.Text) == "" || !utf8.ValidString(a.Text) || strings.IndexByte(a.Text, 0) >= 0:
 		return nil, badRequest(op, "the text is empty or no clean UTF-8")
-	case !a.Expires.After(now):
-		return nil, badRequest(op, "expires_ms is in the past")
 	case a.Expires.After(now.Add(announcementLife)):
 		return nil, badRequest(op, "expires_ms is more than 366 days ahead")
 	}
 	c, err := d.s.serving()
 	if err != nil {
 		return nil, err
+	}
+	if !a.Expires.After(now) {
+		return announcedBefore(ctx, c, &a, badRequest(op, "expires_ms is in the past"))
 	}
 	var before bool
 	err = settleCall(ctx, func() (err error) {
@@ -52,6 +54,22 @@ func (d Directory) Announce(ctx context.Context, req *v1.AnnounceRequest) (*v1.A
 		return nil, storeErr(op, err)
 	}
 	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&a), Duplicate: before}, nil
+}
+
+// announcedBefore answers a call that is refused: as at first if its request was
+// there before.
+func announcedBefore(ctx context.Context, c *core, a *store.Announcement, refused *im.Error) (*v1.AnnounceResponse, error) {
+	list, err := c.store.Announcements(ctx, store.AnnouncementQuery{Request: a.RequestID})
+	if err != nil {
+		return nil, storeErr(refused.Op, err)
+	}
+	if len(list) == 0 {
+		return nil, refused
+	}
+	if err := rules.SameAnnouncement(refused.Op, &list[0], a); err != nil {
+		return nil, err
+	}
+	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&list[0]), Duplicate: true}, nil
 }
 
 // Withdraw ends an announcement; see DirectoryService.
@@ -75,17 +93,25 @@ func (d Directory) Withdraw(ctx context.Context, req *v1.WithdrawRequest) (*v1.W
 	return &v1.WithdrawResponse{Announcement: wireAnnouncement(&a)}, nil
 }
 
-// ListAnnouncements lists the newest announcements; see DirectoryService.
-func (d Directory) ListAnnouncements(ctx context.Context, _ *v1.ListAnnouncementsRequest) (*v1.ListAnnouncementsResponse, error) {
+// ListAnnouncements lists announcements; see DirectoryService.
+func (d Directory) ListAnnouncements(ctx context.Context, req *v1.ListAnnouncementsRequest) (*v1.ListAnnouncementsResponse, error) {
+	const op = "directory.ListAnnouncements"
+	if req.Limit < 0 || req.BeforeSeq < 0 {
+		return nil, badRequest(op, "before_seq or limit is negative")
+	}
 	c, err := d.s.serving()
 	if err != nil {
 		return nil, err
 	}
-	list, err := c.store.Announcements(ctx, time.Time{})
-	if err != nil {
-		return nil, storeErr("directory.ListAnnouncements", err)
+	q := store.AnnouncementQuery{Before: req.BeforeSeq, Limit: min(int(req.Limit), store.MaxAnnouncements)}
+	if q.Limit == 0 {
+		q.Limit = store.MaxAnnouncements
 	}
-	res := &v1.ListAnnouncementsResponse{}
+	list, err := c.store.Announcements(ctx, q)
+	if err != nil {
+		return nil, storeErr(op, err)
+	}
+	res := &v1.ListAnnouncementsResponse{More: len(list) == q.Limit}
 	for i := range list {
 		res.Announcements = append(res.Announcements, wireAnnouncement(&list[i]))
 	}

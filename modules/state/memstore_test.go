@@ -35,6 +35,7 @@ type memStore struct {
 	hashes    map[im.MessageID]([32]byte) // of the contents
 	epoch     string
 	noWaits   int // rows that did not want to wait for a lock
+	agenda    agenda
 }
 
 type memConv struct {

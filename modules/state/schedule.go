@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/gen/imdv1"
@@ -26,8 +27,10 @@ const (
 	// scheduleLate is how far back a time may be at which a message is to be sent:
 	// clocks differ. It is sent at once then.
 	scheduleLate = time.Minute
-	// scheduleCount is how long it is remembered how many messages are scheduled.
+	// scheduleCount is how long it is remembered how many messages are scheduled, and
+	// scheduleShare how many times as long as counting them took, if that is longer.
 	scheduleCount = time.Second
+	scheduleShare = 50
 	// schedulePage is how many a page has if nobody says it.
 	schedulePage = 100
 )
@@ -48,6 +51,7 @@ type scheduled struct {
 	mu    sync.Mutex
 	open  int
 	asked time.Time
+	took  time.Duration // to count them
 }
 
 // full reports whether no more may be scheduled than there are. While one caller
@@ -55,7 +59,7 @@ type scheduled struct {
 func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if now := time.Now(); now.Sub(n.asked) > scheduleCount {
+	if now := time.Now(); now.Sub(n.asked) > max(scheduleCount, scheduleShare*n.took) {
 		before := n.asked
 		n.asked = now
 		n.mu.Unlock()
@@ -65,7 +69,7 @@ func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (boo
 			n.asked = before
 			return false, err
 		}
-		n.open = counts.Open
+		n.open, n.took = counts.Open, time.Since(now)
 	}
 	n.open++ // if it is refused all the same, the next count knows
 	return n.open > most, nil
@@ -83,19 +87,12 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	}
 	now := time.Now()
 	m.Created = now.Truncate(time.Millisecond)
-	horizon := scheduleHorizon.In(s.current())
-	switch {
-	case m.Due.Before(now.Add(-scheduleLate)):
-		return nil, badRequest(opSchedule, "send_at_ms is in the past")
-	case m.Due.After(now.Add(horizon)):
-		return nil, badRequest(opSchedule, "send_at_ms is more than %v ahead", horizon)
-	}
-	full, err := c.scheduled.full(ctx, c.store, scheduleTotal.In(s.current()))
+	refused, err := s.refuseSchedule(ctx, c, &m, now)
 	if err != nil {
-		return nil, storeErr(opSchedule, err)
+		return nil, err
 	}
-	if full {
-		return nil, im.Errorf(clientv1.Reason_REASON_RATE_LIMITED, opSchedule, "as many messages are scheduled as this site takes")
+	if refused != nil {
+		return scheduledBefore(ctx, c, &m, refused)
 	}
 	id, err := c.ids.Next()
 	if err != nil {
@@ -111,6 +108,42 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 		return nil, storeErr(opSchedule, err)
 	}
 	return &v1.ScheduleResponse{Scheduled: wireScheduled(&m), Duplicate: before}, nil
+}
+
+// refuseSchedule is why nothing can be scheduled as m asks for, whoever asks; nil
+// if it can.
+func (s *State) refuseSchedule(ctx context.Context, c *core, m *store.Scheduled, now time.Time) (*im.Error, error) {
+	horizon := scheduleHorizon.In(s.current())
+	switch {
+	case m.Due.Before(now.Add(-scheduleLate)):
+		return badRequest(opSchedule, "send_at_ms is in the past"), nil
+	case m.Due.After(now.Add(horizon)):
+		return badRequest(opSchedule, "send_at_ms is more than %v ahead", horizon), nil
+	}
+	full, err := c.scheduled.full(ctx, c.store, scheduleTotal.In(s.current()))
+	if err != nil {
+		return nil, storeErr(opSchedule, err)
+	}
+	if full {
+		return im.Errorf(clientv1.Reason_REASON_RATE_LIMITED, opSchedule, "as many messages are scheduled as this site takes"), nil
+	}
+	return nil, nil
+}
+
+// scheduledBefore answers a call that would be refused: as at first if its request
+// was there before.
+func scheduledBefore(ctx context.Context, c *core, m *store.Scheduled, refused *im.Error) (*v1.ScheduleResponse, error) {
+	list, err := c.store.Scheduled(ctx, store.ScheduledQuery{User: m.Sender, Request: m.RequestID, Limit: 1})
+	if err != nil {
+		return nil, storeErr(opSchedule, err)
+	}
+	if len(list) == 0 {
+		return nil, refused
+	}
+	if err := rules.SameScheduled(opSchedule, &list[0], m); err != nil {
+		return nil, err
+	}
+	return &v1.ScheduleResponse{Scheduled: wireScheduled(&list[0]), Duplicate: true}, nil
 }
 
 // scheduledMessageID is the client message id of the message that was scheduled

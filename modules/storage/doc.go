@@ -15,11 +15,14 @@
 //   - No node starts whose clock is more than 5 minutes behind the newest stored
 //     entry: new messages would seem older than those before them, and ids could
 //     come twice.
+//   - A database that several servers could reach has one (tenancy.go): the nodes
+//     of one control plane.
 //
 // # Failure
 //
 // A store that cannot be opened fails the start with one sentence; a wrong
-// configuration, a newer schema and a wrong clock are *module.ConfigError. A
+// configuration, a newer schema, a wrong clock and another server in the same
+// database are *module.ConfigError. A
 // store that is away later makes the node not ready, by the check "storage",
 // which proves that writing works; it is ready again when the store is.
 //

@@ -30,12 +30,22 @@ func Spec(drivers Drivers) module.Spec {
 			}
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
+				Server:     serverOf(env),
 				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, routed...),
 			})
 			env.Ready.Add("storage", s.Ready)
 			return s, nil
 		},
 	}
+}
+
+// serverOf names the server that a node is of: all nodes of one cluster are one, and
+// a node with a control plane of its own is one by itself.
+func serverOf(env *module.Env) string {
+	if env.Joined {
+		return "cluster " + env.Cluster
+	}
+	return alone + string(env.Node)
 }
 
 // uses reports whether one of the roles is among those that use a store. A node

@@ -60,6 +60,7 @@ type Deps struct {
 	Seq     SeqConfig
 	Section func(section string, into any) error // reads another section; nil = there is none
 	DataDir string                               // for the default database and relative paths
+	Server  string                               // which server the node is of, for databases that several may reach; "" = it is not told
 	Handle  *store.Handle                        // where the open stores are published
 	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
 	NoMessages, NoRoutes bool
@@ -77,6 +78,7 @@ type Storage struct {
 	messages store.MessageStore // set by Start
 	routes   store.RouteStore
 	dedup    dedup.Cache
+	tenancy  *tenancy // of messages; nil = nobody else could open them
 }
 
 // New wires a Storage; nothing is opened before Start.
@@ -154,6 +156,13 @@ func (s *Storage) openMessages(ctx context.Context) (err error) {
 	if err := s.checkClock(ctx); err != nil {
 		return err
 	}
+	if o, ok := s.messages.(store.Occupiable); ok && s.deps.Server != "" {
+		t := &tenancy{store: o, server: s.deps.Server, log: s.deps.Log}
+		if err := t.begin(ctx); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		s.tenancy = t
+	}
 	s.deps.Handle.SetMessages(s.messages)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
 	return nil
@@ -176,7 +185,7 @@ func (s *Storage) openDedup() error {
 
 // marked marks errors that a new start does not heal.
 func marked(err error) error {
-	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator} {
+	for _, lasting := range []error{store.ErrDSN, store.ErrSchema, store.ErrClock, store.ErrUnsafe, store.ErrUnfinished, store.ErrAllocator, store.ErrOtherServer} {
 		if errors.Is(err, lasting) {
 			return &module.ConfigError{Err: err}
 		}
@@ -198,8 +207,12 @@ func (s *Storage) checkClock(ctx context.Context) error {
 		now.UTC().Format(time.RFC3339), newest.UTC().Format(time.RFC3339), store.ErrClock)
 }
 
-// Run waits: stores work when they are called.
+// Run keeps other servers out of the message store; apart from that, stores work
+// when they are called.
 func (s *Storage) Run(ctx context.Context) error {
+	if s.tenancy != nil {
+		return marked(s.tenancy.keep(ctx))
+	}
 	<-ctx.Done()
 	return nil
 }
@@ -219,10 +232,13 @@ func (s *Storage) Close() error {
 	if s.routes != nil {
 		errs = append(errs, s.routes.Close())
 	}
+	if s.tenancy != nil {
+		s.tenancy.end()
+	}
 	if s.messages != nil {
 		errs = append(errs, s.messages.Close())
 	}
-	s.routes, s.messages, s.dedup = nil, nil, nil
+	s.routes, s.messages, s.dedup, s.tenancy = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/announce"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rpc"
@@ -52,7 +53,7 @@ func New(d Deps) *Admin {
 	adminv1connect.RegisterClusterServiceHandler(a.srv.Connect(), cluster{a})
 	adminv1connect.RegisterNodeServiceHandler(a.srv.Connect(), nodes{a})
 	adminv1connect.RegisterKeyServiceHandler(a.srv.Connect(), keys{a})
-	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announcements{a})
+	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announce.Service{Directory: a.Directory})
 	adminv1connect.RegisterDeviceServiceHandler(a.srv.Connect(), devices{a})
 	adminv1connect.RegisterElectionServiceHandler(a.srv.Connect(), elections{a})
 	adminv1connect.RegisterLockServiceHandler(a.srv.Connect(), locks{a})

@@ -104,6 +104,11 @@ func fold(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
+// EntryHash identifies the content of a message as the records of a load test do.
+func EntryHash(e *clientv1.Entry) string {
+	return hashOf(e.GetKind(), e.GetTargetSeq(), e.GetContent())
+}
+
 // hashOf identifies the content of an entry: as hashText if it is nothing but a
 // text, else by all that was sent.
 func hashOf(kind clientv1.EntryKind, target int64, c *clientv1.Content) string {

@@ -23,6 +23,7 @@ type device struct {
 	user string
 	id   string
 	i    int // its number in the run
+	home int // the number of the address at which it begins
 	src  netip.Addr
 
 	token   string
@@ -53,6 +54,8 @@ type device struct {
 	onSync func()                     // a session's sync has ended
 	onDown func(reason string, err error)
 
+	onShown func(text []byte) // somebody else's message was taken; nil = nobody wants to know
+
 	onPresence func(*clientv1.Presence) // an event of users it watches; nil = it watches nobody
 }
 
@@ -66,7 +69,7 @@ type host struct {
 	size      int // bytes of a text
 	rec       *tape
 	fresh     func(d *device, got func(token string, err error)) // makes another token
-	shown     func(text []byte)                                  // somebody else's entry was taken
+	shown     func(d *device, text []byte)                       // somebody else's entry was taken
 	refused   func(reason string)                                // a send was refused and will be written again
 	acks      *recorder                                          // of sends that have no answer at the end, if their lane has no other
 	scratch   []byte
@@ -82,6 +85,7 @@ type host struct {
 type session struct {
 	d       *device
 	c       *conn
+	at      netip.AddrPort
 	dialed  time.Duration
 	welcome bool
 	syncing bool
@@ -98,7 +102,7 @@ type request struct {
 }
 
 func (h *host) newDevice(i int, user, id, token string, src netip.Addr) *device {
-	d := &device{h: h, user: user, id: id, i: i, src: src, token: token}
+	d := &device{h: h, user: user, id: id, i: i, home: i, src: src, token: token}
 	d.out.d, d.in.d = d, d
 	return d
 }
@@ -113,9 +117,8 @@ func (d *device) join() {
 	if d.next != nil || d.ended {
 		return
 	}
-	s := &session{d: d, dialed: d.h.l.now}
-	addr := d.h.addresses[(d.i+d.attempt)%len(d.h.addresses)]
-	c, err := d.h.l.dial(addr, d.src, d.h.enc)
+	s := &session{d: d, at: d.h.addresses[(d.home+d.attempt)%len(d.h.addresses)], dialed: d.h.l.now}
+	c, err := d.h.l.dial(s.at, d.src, d.h.enc)
 	if err != nil {
 		d.lost(s, 0, err)
 		return
@@ -334,7 +337,9 @@ func (d *device) drain(s *session, f *clientv1.Drain) {
 	}
 	d.h.l.after(time.Duration(f.ReconnectAfterMs)*time.Millisecond, func() {
 		if d.cur == s {
-			d.attempt++ // another address, if there are several
+			if n := len(d.h.addresses); n > 1 {
+				d.home += 1 + d.i%(n-1) // another one
+			}
 			d.join()
 		}
 	})

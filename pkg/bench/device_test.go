@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/history"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -64,6 +65,39 @@ func TestDrain(t *testing.T) {
 		t.Errorf("records %v", h.count)
 	}
 	h.everythingIsShownOnce(t)
+}
+
+// A node that stops: its devices are elsewhere in the end, what was written
+// meanwhile is shown once, and a message that is lost or repeated is counted.
+func TestHandover(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(f *fake)
+		want  func(h *Handover) bool
+	}{
+		{"nothing is lost", func(*fake) {}, func(h *Handover) bool { return h.Lost == 0 && h.Repeated == 0 }},
+		{"a message is lost", func(f *fake) {
+			f.page = func(e *clientv1.Entry) bool { return e.Seq != 7 }
+			f.lose = func(_ string, seq int64) bool { return seq == 7 }
+		}, func(h *Handover) bool { return h.Lost > 0 && h.Repeated == 0 }},
+		{"a message is stored twice", func(f *fake) { f.twice = 20 }, func(h *Handover) bool { return h.Lost == 0 && h.Repeated == 1 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t)
+			c.spoil(f)
+			o := f.options("drain", 8)
+			o.Settle = time.Second
+			res, err := Run(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := res.Handover
+			if h == nil || !c.want(h) || h.Messages == 0 || h.Seconds <= 0 || res.Operations != 6 || res.Latency["gap"].Count != 6 || res.Latency["gap"].Max > 1000 {
+				t.Errorf("%+v %+v", h, res)
+			}
+		})
+	}
 }
 
 // A device that comes back to a server with another history begins anew and

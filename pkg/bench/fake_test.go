@@ -24,8 +24,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake is a server in memory that speaks the protocol as far as bench uses it.
 // The token of a user is the user's id.
 type fake struct {
-	t    testing.TB
-	http *httptest.Server
+	t      testing.TB
+	http   *httptest.Server
+	beside *httptest.Server // drain: the other gateway
 
 	mu     sync.Mutex
 	convs  map[string]*fakeConv
@@ -40,6 +41,8 @@ type fake struct {
 	lose   func(conv string, seq int64) bool                            // do not deliver
 	cut    int                                                          // cut the connection after so many sends, once
 	forget string                                                       // a conversation that sync does not tell of
+	page   func(e *clientv1.Entry) bool                                 // tell of the entry in pages
+	twice  int                                                          // store that send twice
 	heals  bool                                                         // tell of what was lost a little later, as a comparison of heads does
 	hint   func(conv string, seq int64) bool                            // write a head in place of a deliver
 	drain  int                                                          // write drain at that send
@@ -60,6 +63,7 @@ type fakeConn struct {
 	ws   *websocket.Conn
 	enc  protocol.Encoding
 	user string
+	host string // which gateway
 	mu   sync.Mutex
 }
 
@@ -98,7 +102,7 @@ func (f *fake) serve(w http.ResponseWriter, r *http.Request) {
 	defer ws.CloseNow()
 	ws.SetReadLimit(1 << 20)
 	enc, _ := protocol.EncodingOf(ws.Subprotocol())
-	c := &fakeConn{f: f, ws: ws, enc: enc}
+	c := &fakeConn{f: f, ws: ws, enc: enc, host: r.Host}
 	defer func() {
 		f.mu.Lock()
 		delete(f.online, c)
@@ -140,6 +144,7 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 	switch k := m.Kind.(type) {
 	case *clientv1.ClientFrame_Hello:
 		c.user = k.Hello.Token
+		c.f.supersede(c)
 		c.f.online[c] = true
 		c.f.show(c.user, 0, nil)
 		c.f.welcomes++
@@ -166,6 +171,29 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 	case *clientv1.ClientFrame_Read:
 		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_Receipt{Receipt: &clientv1.Receipt{ConversationId: k.Read.ConversationId}}})
 	}
+}
+
+// supersede ends the connection that a user has at the other gateway.
+func (f *fake) supersede(c *fakeConn) {
+	for o := range f.online {
+		if o.user == c.user && o.host != c.host {
+			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Bye{Bye: protocol.NewBye(protocol.ReasonSuperseded, "", 0)}})
+			delete(f.online, o)
+			_ = o.ws.CloseNow()
+		}
+	}
+}
+
+// sendAway asks all connections of the first gateway to move.
+func (f *fake) sendAway(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.online {
+		if c.host == f.addr().String() {
+			c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: uint32(len(f.online)), CloseAfterMs: 5000}}})
+		}
+	}
+	return nil
 }
 
 // show tells those who watch a user whether it is online, at once; or, as an
@@ -224,6 +252,10 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 		Status: clientv1.Ack_ACK_OK, ConversationId: conv, MessageId: e.MessageId, Seq: e.Seq, PrevSeq: e.PrevSeq, Duplicate: dup}}})
 	if dup {
 		return
+	}
+	if n == f.twice {
+		s.ClientMessageId = "again"
+		defer c.send(0, s)
 	}
 	if f.lose != nil && f.lose(conv, e.Seq) {
 		if f.heals {
@@ -293,6 +325,7 @@ func (c *fakeConn) history(id uint32, h *clientv1.History) {
 		return
 	}
 	page := v.page(h.AfterSeq)
+	page.Entries = slices.DeleteFunc(slices.Clone(page.Entries), func(e *clientv1.Entry) bool { return c.f.page != nil && !c.f.page(e) })
 	c.write(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_HistoryResult{HistoryResult: &clientv1.HistoryResult{ConversationId: h.ConversationId, Page: page}}})
 }
 
@@ -308,10 +341,13 @@ func (v *fakeConv) page(after int64) *clientv1.Page {
 func (f *fake) options(scenario string, conns int) Options {
 	f.http.Start()
 	rate := 0.0
-	if scenario == "hot" || scenario == "slow" {
+	switch scenario {
+	case "hot", "slow":
 		rate = 40
+	case "drain":
+		rate = 400
 	}
-	return Options{least: 1, Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
+	o := Options{least: 1, Rate: rate, Senders: conns / 2, Scenario: scenario, Addresses: []netip.AddrPort{f.addr()}, Conns: conns, Outstanding: 1, Duration: 400 * time.Millisecond,
 		Settle: 20 * time.Second, Size: 64, Seed: 1, Prefix: "u", Page: 10, Entries: 5, Conversations: 2, GroupSize: 4, Pairs: 1, Flaps: 2, Within: 40 * time.Millisecond,
 		Token: func(_ context.Context, user string) (string, error) { return user, nil },
 		Group: func(_ context.Context, owner string, members []string) (string, error) {
@@ -326,6 +362,16 @@ func (f *fake) options(scenario string, conns int) Options {
 			defer f.mu.Unlock()
 			return f.conv(conv).page(after), nil
 		}}
+	if scenario == "drain" {
+		f.beside = httptest.NewServer(http.HandlerFunc(f.serve))
+		f.t.Cleanup(func() {
+			f.drop()
+			f.beside.Close()
+		})
+		o.Addresses = append(o.Addresses, netip.MustParseAddrPort(f.beside.Listener.Addr().String()))
+		o.Others, o.Drain = 2, f.sendAway
+	}
+	return o
 }
 
 // deadAddr is an address at which nobody listens.

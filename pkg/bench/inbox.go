@@ -149,7 +149,7 @@ func (b *inbox) takeAside(cv *conv) {
 		}
 		cv.have = e.seq
 		if !e.own {
-			b.d.h.shown(e.text)
+			b.d.h.shown(b.d, e.text)
 		}
 	}
 	cv.aside = slices.Delete(cv.aside, 0, n)
@@ -197,7 +197,7 @@ func (b *inbox) next(cv *conv, e *entryIn) {
 	cv.have = e.seq
 	b.ackLater(cv)
 	if string(e.sender) != b.d.user && !b.d.aside {
-		b.d.h.shown(e.text)
+		b.d.h.shown(b.d, e.text)
 	}
 }
 

@@ -157,11 +157,12 @@ func (m *meter) fail(reason string) {
 // late takes note of an operation that has no answer yet, or was not even
 // begun: it took at least this long.
 func (m *meter) late(reason string, rec *recorder, intended time.Duration) {
-	if m.counts(intended) {
-		rec.add(m.clock.now - intended)
-		m.errors[reason]++
-		m.fails++
+	if !m.counts(intended) {
+		return
 	}
+	m.record(rec, intended)
+	m.errors[reason]++
+	m.fails++
 }
 
 // refused takes note of a send that has to be written again.

@@ -37,6 +37,7 @@ type Result struct {
 	Beside     float64            `json:"beside_ratio,omitempty"`    // hot: ack p99 of the other conversations beside it / before it
 	StallP50   float64            `json:"stall_p50_ratio,omitempty"` // slow: p50 of deliveries while one does not read / while it does
 	StallP95   float64            `json:"stall_p95_ratio,omitempty"` // the same of p95
+	Handover   *Handover          `json:"handover,omitempty"`        // drain
 	MostEvents int                `json:"most_events,omitempty"`     // presence: the most that one watcher got in one round
 	IdleCores  float64            `json:"idle_cores,omitempty"`      // connect: processors in use by the server while all devices were idle
 	Errors     map[string]int64   `json:"errors"`                    // by reason
@@ -106,7 +107,7 @@ func (r *runner) result(why error) *Result {
 	res := &Result{
 		Scenario: r.o.Scenario, Began: time.Now().Add(-time.Since(r.l.base)).UTC().Format(time.RFC3339), Machine: thisMachine(),
 		Encoding: r.o.Encoding.String(), Seed: r.o.Seed, Options: r.o.told(), Seconds: r.took, Offered: r.o.Rate, Operations: r.ops,
-		Deliveries: r.deliveries, Entries: r.entries, States: r.states, MostEvents: r.eventsMost, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
+		Deliveries: r.deliveries, Entries: r.entries, States: r.states, MostEvents: r.eventsMost, Handover: r.handover, Latency: map[string]Latency{}, Errors: r.errors, Failed: r.fails,
 		ClientCPU: r.ownCPU, Processes: r.processes, Series: r.series,
 	}
 	if why != nil {
@@ -115,7 +116,7 @@ func (r *runner) result(why error) *Result {
 			res.Ended = "interrupted"
 		}
 	}
-	if r.o.Scenario == "hot" { // the rate is that of the other conversations
+	if r.o.Scenario == "hot" || r.o.Scenario == "drain" { // the rate is of something else than operations
 		res.Offered = 0
 	}
 	if r.took > 0 {
@@ -178,8 +179,9 @@ func (o *Options) told() map[string]any {
 	if o.Rate == 0 || o.Scenario == "hot" {
 		set("outstanding", max(o.Outstanding, 1), "send", "hot", "repeat", "fanout", "history", "sync", "mix")
 	}
-	set("warmup_s", o.Warmup.Seconds(), "slow", "send", "hot", "repeat", "fanout", "history", "sync", "mix")
-	set("size", o.Size, "slow", "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
+	set("warmup_s", o.Warmup.Seconds(), "drain", "slow", "send", "hot", "repeat", "fanout", "history", "sync", "mix")
+	set("size", o.Size, "drain", "slow", "send", "hot", "repeat", "fanout", "history", "sync", "resume", "mix")
+	set("others", o.Others, "drain")
 	set("senders", o.Senders, "hot")
 	set("pairs", o.Pairs, "slow")
 	set("flaps", o.Flaps, "presence")

@@ -25,6 +25,8 @@ type Options struct {
 	Token func(ctx context.Context, user string) (string, error)
 	// Group makes a group of the owner and the members; fanout, mix and hot want it.
 	Group func(ctx context.Context, owner string, members []string) (conv string, err error)
+	// Drain tells the node of the first address to stop in order; drain wants it.
+	Drain func(ctx context.Context) error
 	// Log reads logs as the system; a recorded run wants it.
 	Log ReadLog
 
@@ -50,6 +52,7 @@ type Options struct {
 	Entries       int           // history: entries of each conversation
 	Page          int           // history: entries of a page
 	GroupSize     int           // mix: members of a group
+	Others        int           // drain: of the devices, those at other gateways than the one that stops
 	Pairs         int           // slow: stretches with and without a client that does not read
 	Flaps         int           // presence: how often the user who is watched comes and goes in a round
 	Within        time.Duration // presence: the time for that
@@ -117,6 +120,7 @@ type runner struct {
 	returned  bool                       // devices came back in this second
 	dropping  bool                       // connections end because the scenario wants it
 	lastLoss  error
+	handover  *Handover      // drain
 	toFill    func() float64 // how much is written of what a scenario reads
 	beside    sync.WaitGroup // work beside the loop
 
@@ -130,6 +134,7 @@ type scenario struct {
 }
 
 var scenarios = map[string]scenario{
+	"drain":    {"one of several gateways stops while its devices write", (*runner).drain},
 	"connect":  {"open connections, authenticate, and keep them idle", (*runner).connectOnly},
 	"send":     {"pairs of a sender and a receiver", (*runner).sendPairs},
 	"fanout":   {"one group with everybody online; one sender", (*runner).fanout},
@@ -202,14 +207,14 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 			o.Settle = settleRecorded
 		}
 	}
-	if o.Scenario == "resume" {
+	if o.Scenario == "resume" || o.Scenario == "drain" {
 		o.Reconnect = true
 	}
 	r := &runner{o: o, ctx: ctx, l: l, rng: mrand.New(mrand.NewPCG(o.Seed, 1)), pairs: map[string][2]string{}, members: map[string][]string{}}
 	var salt [32]byte
 	_, _ = rand.Read(salt[:])
 	r.h = &host{l: l, enc: o.Encoding, addresses: o.Addresses, rng: mrand.New(mrand.NewPCG(o.Seed, 2)),
-		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.received, refused: r.refused}
+		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.shown, refused: r.refused}
 	r.meter.init(o, l)
 	r.h.acks = r.recorder("ack")
 	return r
@@ -407,7 +412,17 @@ func (r *runner) watch(d *device) {
 			d.counted = false
 			r.up--
 		}
-		r.down(d, reason, err)
+		if d.next == nil || reason != protocol.ReasonSuperseded { // else it has just moved
+			r.down(d, reason, err)
+		}
+	}
+}
+
+// shown takes note of a message of somebody else that a device was shown.
+func (r *runner) shown(d *device, text []byte) {
+	r.received(text)
+	if d.onShown != nil {
+		d.onShown(text)
 	}
 }
 

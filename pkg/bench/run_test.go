@@ -109,6 +109,15 @@ func TestWhatHasNoAnswerCounts(t *testing.T) {
 	}
 }
 
+// Sends whose time nobody keeps, as those of the feeder in slow, count as well.
+func TestWhatHasNoAnswerCountsWithoutARecorder(t *testing.T) {
+	m := &meter{clock: &loop{now: 2 * time.Second}, began: time.Second, end: 3 * time.Second, errors: map[string]int64{}}
+	m.late("unanswered", nil, time.Second)
+	if m.errors["unanswered"] != 1 || m.fails != 1 {
+		t.Errorf("%d failed, errors %v", m.fails, m.errors)
+	}
+}
+
 // After a refusal the lane goes on from the refused message, in order.
 func TestRefusedSendsKeepTheirOrder(t *testing.T) {
 	f := newFake(t)

@@ -31,7 +31,7 @@ func (b *inbox) effects(cv *conv, fx timeline.Effects) {
 		h.rec.show(b.d, cv.id, e, hash)
 		cv.held = e.Seq
 		if e.Sender != b.d.user {
-			h.shown(text)
+			h.shown(b.d, text)
 		}
 	}
 	if fx.History != nil {

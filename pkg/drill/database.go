@@ -21,9 +21,11 @@ import (
 
 const (
 	// postgresBin is where Debian keeps the programs of the server.
-	postgresBin  = "/usr/lib/postgresql/15/bin"
-	postgresPort = 5432
-	databaseName = "imd"
+	postgresBin                 = "/usr/lib/postgresql/15/bin"
+	postgresPort                = 5432
+	databaseName, databaseOwner = "imd", "imd"
+	// schedulerElection is the election whose leaders have effects in the database.
+	schedulerElection = "scheduler"
 	// databaseProcess is how the drill calls it.
 	databaseProcess = "postgres"
 	prepareLimit    = time.Minute // for a new cluster, and for the schema
@@ -36,6 +38,9 @@ type database struct {
 	dir string // its files: not below the drill's folder, which is closed to the user it runs as
 	id  *syscall.Credential
 	sql *tamper.Server
+	// users are the nodes: each has a user of its own, by which the database knows whose
+	// an effect is.
+	users []string
 }
 
 // server is a process of the drill that is no part of imd, and the ways to it.
@@ -132,12 +137,15 @@ func newDatabase(d *drill) (_ *database, err error) {
 	data := filepath.Join(db.dir, "data")
 	ctx, cancel := context.WithTimeout(d.ctx, prepareLimit)
 	defer cancel()
-	made := exec.CommandContext(ctx, filepath.Join(postgresBin, "initdb"), "-D", data, "-U", "imd", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions")
+	made := exec.CommandContext(ctx, filepath.Join(postgresBin, "initdb"), "-D", data, "-U", databaseOwner, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions")
 	made.Dir, made.SysProcAttr = db.dir, &syscall.SysProcAttr{Credential: db.id, Pdeathsig: syscall.SIGKILL}
 	if out, err := made.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("make a Postgres cluster: %w\n%s", err, out)
 	}
-	db.sql = tamper.New(db.dsn(db.address, "postgres"), db.dsn(db.address, databaseName))
+	db.sql = tamper.New(db.dsn(databaseOwner, db.address, "postgres"), db.dsn(databaseOwner, db.address, databaseName))
+	for _, n := range d.Layout.Nodes {
+		db.users = append(db.users, n.Name)
+	}
 	db.exe, db.credential, db.deathSignal, db.died = filepath.Join(postgresBin, "postgres"), db.id, syscall.SIGQUIT, d.serverDied
 	db.work = db.dir
 	db.check = func() bool { return db.sql.Ready(d.ctx) }
@@ -146,9 +154,9 @@ func newDatabase(d *drill) (_ *database, err error) {
 	return db, nil
 }
 
-// dsn names a database at an address.
-func (db *database) dsn(address, name string) string {
-	return fmt.Sprintf("postgres://imd@%s/%s?sslmode=disable", address, name)
+// dsn names a database at an address, for a user.
+func (db *database) dsn(user, address, name string) string {
+	return fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable", user, address, name)
 }
 
 // create starts the server for the first time and gives it the schema.
@@ -161,11 +169,11 @@ func (db *database) create(ctx context.Context, exe string) error {
 	if err := db.sql.Create(ctx, databaseName); err != nil {
 		return fmt.Errorf("make a database: %w", err)
 	}
-	out, err := exec.CommandContext(ctx, exe, "migrate", "up", "--postgres", db.dsn(db.address, databaseName)).CombinedOutput()
+	out, err := exec.CommandContext(ctx, exe, "migrate", "up", "--postgres", db.dsn(databaseOwner, db.address, databaseName)).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("make the schema: %w\n%s", err, out)
 	}
-	return db.sql.WatchClaims(ctx)
+	return db.sql.WatchLeaders(ctx, schedulerElection, db.users)
 }
 
 // crash ends all processes of the server at once.
@@ -231,14 +239,19 @@ func processState(pid int) []string {
 	return strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 }
 
-// collect takes the tokens that the database gave to nodes into the history.
+// collect takes the tokens that the database gave to nodes, and what they did with them,
+// into the history.
 func (db *database) collect(ctx context.Context, rec *history.Recorder) error {
-	all, err := db.sql.Claims(ctx)
+	all, err := db.sql.Acts(ctx)
 	if err != nil {
 		return fmt.Errorf("read who was elected: %w", err)
 	}
-	for _, c := range all {
-		rec.Add("leader.log", history.Record{T: max(rec.At(c.At), 1), Kind: history.Claim, Name: c.Name, User: c.Holder, N: c.Token, Ack: history.AckOK})
+	for _, a := range all {
+		r := history.Record{T: max(rec.At(a.At), 1), Kind: history.Claim, Name: a.Name, User: a.Holder, N: a.Token, Ack: history.AckOK}
+		if a.Effect != "" {
+			r.Kind, r.Reason = history.Effect, a.Effect
+		}
+		rec.Add("leader.log", r)
 	}
 	return nil
 }

@@ -112,6 +112,10 @@ func (t *trait) why(l Layout) string {
 		return "wants a layout with routes in Redis, such as --layout split"
 	case t.split && !l.split():
 		return "wants a layout with roles in several processes, such as --layout split"
+	case (t.effects || t.leaders) && !l.effects():
+		return "wants a layout with Postgres and the role scheduler, such as --layout postgres"
+	case t.leaders && l.leaders() < 2:
+		return "wants a layout with two nodes that can lead, such as --layout split"
 	case t.witness && l.Witnesses == 0:
 		return "wants a layout with witnesses, such as --layout control"
 	case t.tag && !failpoint.Built:
@@ -174,6 +178,7 @@ type drill struct {
 	network *network     // nil = each node has all roles, or is on a host of its own
 	hosts   *hosts       // nil = the nodes are on this one
 	where   *whereabouts // nil = the routes are not in Redis
+	effects *effects     // nil = no Postgres, or nobody who leads
 	rec     *history.Recorder
 	plan    []Event
 	faults  sync.WaitGroup
@@ -275,6 +280,11 @@ func (d *drill) run() error {
 	if err := d.world.makeKey(d.ctx); err != nil {
 		return fmt.Errorf("make an API key: %w", err)
 	}
+	if d.effects != nil {
+		if err := d.effects.ready(); err != nil {
+			return err
+		}
+	}
 	return d.load()
 }
 
@@ -374,7 +384,12 @@ func (d *drill) prepareServers() (err error) {
 		}
 	}
 	if d.Layout.Redis {
-		d.cache, err = newCache(d)
+		if d.cache, err = newCache(d); err != nil {
+			return err
+		}
+	}
+	if d.Layout.effects() {
+		d.effects, err = newEffects(d)
 	}
 	return err
 }
@@ -387,7 +402,10 @@ func (d *drill) waysOf(spec NodeSpec, host string, i int) (set, env []string, er
 		if err != nil {
 			return nil, nil, err
 		}
-		env = append(env, "IMD_STORAGE_POSTGRES="+d.db.dsn(at, databaseName))
+		env = append(env, "IMD_STORAGE_POSTGRES="+d.db.dsn(spec.Name, at, databaseName))
+	}
+	if d.effects != nil {
+		env = append(env, d.effects.env()...)
 	}
 	if d.cache != nil {
 		at, err := d.cache.way(spec.Name)
@@ -395,6 +413,13 @@ func (d *drill) waysOf(spec NodeSpec, host string, i int) (set, env []string, er
 			return nil, nil, err
 		}
 		set, env = append(set, "storage.dedup=redis"), append(env, "IMD_REDIS_URL=redis://"+at)
+	}
+	if d.plane != nil && d.hosts == nil && spec.has("scheduler") && d.Layout.leaders() > 1 {
+		urls, err := d.plane.way(spec.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		set = append(set, "controlplane.endpoints="+strings.Join(urls, ","))
 	}
 	switch {
 	case d.hosts != nil:
@@ -435,11 +460,14 @@ func (d *drill) load() error {
 			o.Addresses = append(o.Addresses, netip.MustParseAddrPort(n.proxy.Address()))
 		}
 	}
-	if d.plane != nil {
-		d.faults.Go(func() { d.plane.run(ctx) })
-	}
 	look, blind := context.WithCancel(d.ctx)
 	defer blind()
+	if d.plane != nil {
+		d.faults.Go(func() { d.plane.run(ctx) })
+		d.plane.watch(look)
+		defer d.plane.watching.Wait()
+		defer blind() // before
+	}
 	if d.Layout.routes() {
 		var err error
 		if d.where, err = newWhereabouts(d); err != nil {
@@ -451,12 +479,19 @@ func (d *drill) load() error {
 	res, err := bench.Run(d.ctx, o)
 	stop()
 	d.faults.Wait()
+	if d.effects != nil {
+		d.effects.settle(d.ctx)
+	}
 	if d.where != nil {
 		if err == nil {
 			d.where.settle(d.ctx)
 		}
 		blind()
 		d.where.wait()
+	}
+	if d.plane != nil {
+		blind()
+		d.plane.watching.Wait()
 	}
 	if d.ctx.Err() != nil {
 		return d.ctx.Err()
@@ -500,6 +535,9 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 		began := time.Now().Add(-passed)
 		d.ended = began.Add(d.Duration)
 		d.faults.Go(func() { d.breakThings(ctx, began) })
+		if d.effects != nil {
+			d.effects.begin(ctx, d.ended)
+		}
 	}
 	var now []string
 	for _, name := range d.running {
@@ -516,7 +554,7 @@ func (d *drill) progress(ctx context.Context, p bench.Progress) {
 
 // breakThings carries out the schedule.
 func (d *drill) breakThings(ctx context.Context, began time.Time) {
-	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, hosts: d.hosts, where: d.where, pipes: d.Layout.pipes(), crashed: d.crash}
+	b := &breaker{nodes: d.nodes, world: d.world, plane: d.plane, db: d.db, cache: d.cache, network: d.network, hosts: d.hosts, where: d.where, effects: d.effects, caught: d.caught, pipes: d.Layout.pipes(), crashed: d.crash}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var healed [areas]chan struct{} // closed when the last fault of the area is healed
@@ -555,6 +593,16 @@ func (d *drill) skip(e Event) {
 	d.trouble("fault %s: left out, healing the ones before took too long", e.Name())
 }
 
+// caught takes note of where a leader was hit.
+func (d *drill) caught(where string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.out.Leaders == nil {
+		d.out.Leaders = map[string]int{}
+	}
+	d.out.Leaders[where]++
+}
+
 // trouble takes note of what went otherwise than it should in the drill itself.
 func (d *drill) trouble(format string, args ...any) {
 	d.mu.Lock()
@@ -577,7 +625,7 @@ func (d *drill) begin(e Event, n *node) {
 
 // aside is how the history tells that clients must not feel a fault.
 func (e Event) aside() string {
-	if t := traitOf(e.Kind); t.area == etcds || t.area == caches && len(t.also) == 0 {
+	if t := traitOf(e.Kind); t.area == etcds || t.area == receivers || t.area == caches && len(t.also) == 0 {
 		return history.Aside
 	}
 	return ""
@@ -671,6 +719,9 @@ func (d *drill) clean() error {
 	}
 	if d.hosts != nil {
 		d.hosts.close()
+	}
+	if d.effects != nil {
+		d.effects.close()
 	}
 	if d.cache != nil {
 		d.cache.close()

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -29,8 +28,10 @@ type breaker struct {
 	network *network     // nil = each node has all roles
 	where   *whereabouts // nil = the routes are not in Redis
 	hosts   *hosts       // nil = the nodes are on this one
+	effects *effects     // nil = nobody looks at what leaders do
 	pipes   bool         // how calls between nodes travel; else over HTTP
 	crashed func(what string)
+	caught  func(where string) // hears where a leader was hit
 }
 
 // fault is one event while it is carried out.
@@ -47,10 +48,12 @@ func (b *breaker) fault(e Event) *fault {
 	candidates := b.nodes
 	switch all := traitOf(e.Kind).areas(); {
 	case e.Kind == OwnerPause || e.Kind == RingChurn:
-		candidates = b.having("state")
+		candidates = havingRole(b.nodes, "state")
 	case all[0] == peers || slices.Contains(all, links) || e.Kind == GatewayKill:
-		candidates = b.entrances()
-	case all[0] == stores && e.Kind != PgPartition || all[0] == caches || all[0] == etcds:
+		candidates = gatesOf(b.nodes)
+	case traitOf(e.Kind).leaders: // whoever leads then
+		return f
+	case all[0] == stores && e.Kind != PgPartition || all[0] == caches || all[0] == etcds || all[0] == receivers:
 		return f // no node
 	}
 	f.n = candidates[f.rng.IntN(len(candidates))]
@@ -75,14 +78,16 @@ func (f *fault) carryOut(ctx context.Context) error {
 		RolePartition: (*fault).rolePartition, RoleBlackhole: (*fault).roleBlackhole, RoleSlow: (*fault).roleSlow,
 		HostBlackhole: (*fault).hostBlackhole, RoleLie: (*fault).roleLie, DrainCut: (*fault).drainCut,
 		RollingRestart: (*fault).rollingRestart, Drain: (*fault).drain, OwnerPause: (*fault).pause, RingChurn: (*fault).ringChurn,
+		ReceiverHang: (*fault).receiver, ReceiverLie: (*fault).receiver, ReceiverTwice: (*fault).receiver,
+		LeaderKill: (*fault).leaderKill, LeaderPause: (*fault).leaderPause, LeaderCut: (*fault).leaderCut,
 		NodePause: (*fault).nodePause, NodeKill: (*fault).nodeKill, SettingsFlood: (*fault).settingsFlood,
 	}[f.Kind]
 	return run(f, ctx)
 }
 
-// entrances are the nodes that clients reach.
-func (b *breaker) entrances() (all []*node) {
-	for _, n := range b.nodes {
+// gatesOf are the nodes that clients reach.
+func gatesOf(nodes []*node) (all []*node) {
+	for _, n := range nodes {
 		if n.proxy != nil {
 			all = append(all, n)
 		}
@@ -90,9 +95,9 @@ func (b *breaker) entrances() (all []*node) {
 	return all
 }
 
-// having are the nodes with the role, alone or beside others.
-func (b *breaker) having(role string) (all []*node) {
-	for _, n := range b.nodes {
+// havingRole are the nodes with the role, alone or beside others.
+func havingRole(nodes []*node, role string) (all []*node) {
+	for _, n := range nodes {
 		if n.has(role) {
 			all = append(all, n)
 		}
@@ -102,7 +107,7 @@ func (b *breaker) having(role string) (all []*node) {
 
 // has reports whether the node has the role, alone or beside others.
 func (n *node) has(role string) bool {
-	return !n.spec.apart() || slices.Contains(strings.Split(n.spec.Roles, ","), role)
+	return n.spec.has(role)
 }
 
 // healing is a context for what must be done also when the drill is ending.

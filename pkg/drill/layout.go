@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -104,9 +105,27 @@ const routesInRedis = "storage.routes=redis"
 // routes reports whether the routes are in the Redis of the drill.
 func (l Layout) routes() bool { return l.Redis && slices.Contains(l.Set, routesInRedis) }
 
+// effects reports whether it is looked at what leaders do.
+func (l Layout) effects() bool { return l.Postgres && l.leaders() > 0 }
+
+// leaders is how many nodes can lead the scheduler.
+func (l Layout) leaders() (n int) {
+	for _, s := range l.Nodes {
+		if s.has("scheduler") {
+			n++
+		}
+	}
+	return n
+}
+
 // split reports whether the roles are in several processes.
 func (l Layout) split() bool {
 	return slices.ContainsFunc(l.Nodes, func(n NodeSpec) bool { return n.apart() })
+}
+
+// has reports whether the node has the role, alone or beside others.
+func (n NodeSpec) has(role string) bool {
+	return !n.apart() || slices.Contains(strings.Split(n.Roles, ","), role)
 }
 
 // apart reports whether the node has not all roles.

@@ -22,11 +22,12 @@ type Outcome struct {
 	Planned    int              `json:"faults_planned"`
 	Begun      int              `json:"faults"`
 	Operations int64            `json:"operations"`
-	Failures   map[string]int64 `json:"failures,omitempty"` // of operations and connections, by reason
-	Excused    int              `json:"excused_exits"`      // of nodes, under faults that may end them
-	Crashes    []string         `json:"crashes,omitempty"`  // of nodes, without such a fault
-	Troubles   []string         `json:"troubles,omitempty"` // faults that did not take place as they should
-	Dir        string           `json:"dir"`                // "" = removed
+	Failures   map[string]int64 `json:"failures,omitempty"`    // of operations and connections, by reason
+	Leaders    map[string]int   `json:"leaders_hit,omitempty"` // in the middle of which job, or elsewhere
+	Excused    int              `json:"excused_exits"`         // of nodes, under faults that may end them
+	Crashes    []string         `json:"crashes,omitempty"`     // of nodes, without such a fault
+	Troubles   []string         `json:"troubles,omitempty"`    // faults that did not take place as they should
+	Dir        string           `json:"dir"`                   // "" = removed
 	Verdict    *verify.Report   `json:"verdict"`
 }
 
@@ -40,6 +41,13 @@ func (o *Outcome) Text(w io.Writer) {
 	fmt.Fprintf(w, "kinds: %s\n", names(o.Kinds))
 	if o.Excused > 0 {
 		fmt.Fprintf(w, "%d times a node ended under a fault that may end it\n", o.Excused)
+	}
+	if len(o.Leaders) > 0 {
+		var all []string
+		for _, where := range slices.Sorted(maps.Keys(o.Leaders)) {
+			all = append(all, fmt.Sprintf("%s %d", where, o.Leaders[where]))
+		}
+		fmt.Fprintf(w, "leaders were hit in the middle of: %s\n", strings.Join(all, ", "))
 	}
 	for _, c := range slices.Concat(o.Crashes, o.Troubles) {
 		fmt.Fprintln(w, c)

@@ -19,6 +19,7 @@ import (
 	"github.com/imdhq/imd/pkg/datadir"
 	"github.com/imdhq/imd/pkg/drill/ledger"
 	"github.com/imdhq/imd/pkg/drill/witness"
+	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/history"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/proto/gen/adminv1"
@@ -50,8 +51,11 @@ type plane struct {
 	witnesses []*node
 	mesh      *mesh
 	etcd      *tamper.Cluster
+	ways      map[string][]*faultproxy.Proxy // of nodes that can be cut off from etcd
 	ledger    *ledger.Server
 	store     LedgerStore
+
+	watching sync.WaitGroup // those that ask nodes
 
 	mu      sync.Mutex
 	leader  string     // holder of the newest token
@@ -68,7 +72,7 @@ func loopback() string {
 
 // newPlane makes members and witnesses; it starts none.
 func newPlane(d *drill) (*plane, error) {
-	p := &plane{d: d}
+	p := &plane{d: d, ways: map[string][]*faultproxy.Proxy{}}
 	host := loopback()
 	at := func(first, i int) string { return fmt.Sprintf("%s:%d", host, first+10*i) }
 	var fronts, targets, cluster []string
@@ -97,6 +101,29 @@ func newPlane(d *drill) (*plane, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// way opens a node's way to the members, and returns their addresses there.
+func (p *plane) way(node string) (urls []string, err error) {
+	for _, u := range p.urls {
+		way, err := faultproxy.Listen("127.0.0.1:0", strings.TrimPrefix(u, "http://"))
+		if err != nil {
+			return nil, err
+		}
+		p.ways[node] = append(p.ways[node], way)
+		urls = append(urls, "http://"+way.Address())
+	}
+	return urls, nil
+}
+
+// cut swallows what a node with a way of its own and etcd say to each other, or heals that.
+func (p *plane) cut(node string, cut bool) {
+	for _, way := range p.ways[node] {
+		way.Set(faultproxy.Mode{Blackhole: cut})
+		if !cut {
+			way.Reset() // the streams have holes
+		}
+	}
 }
 
 func memberName(i int) string  { return fmt.Sprint("m", i+1) }
@@ -193,16 +220,18 @@ func (d *drill) truth(n *node, boot, what string) {
 	d.rec.Add("control.log", history.Record{T: max(d.rec.Now(), 1), Kind: history.Node, User: n.spec.Name, Entry: boot, Reason: what})
 }
 
-// run changes settings and asks nodes about them until ctx is done.
-func (p *plane) run(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
+// watch asks nodes about their settings and rings until ctx is done; watching ends then.
+func (p *plane) watch(ctx context.Context) {
 	for _, n := range p.d.nodes {
-		wg.Go(func() { p.ask(ctx, n) })
+		p.watching.Go(func() { p.ask(ctx, n) })
 		if n.proxy != nil && n.spec.apart() {
-			wg.Go(func() { p.askRing(ctx, n) })
+			p.watching.Go(func() { p.askRing(ctx, n) })
 		}
 	}
+}
+
+// run changes settings until ctx is done.
+func (p *plane) run(ctx context.Context) {
 	for i := 1; hold(ctx, changeEvery); i++ {
 		p.change(ctx, i%4 == 0)
 	}
@@ -363,6 +392,11 @@ func (p *plane) close() error {
 		n.revive.Wait()
 	}
 	p.mesh.close()
+	for _, ways := range p.ways {
+		for _, way := range ways {
+			way.Close()
+		}
+	}
 	err := p.etcd.Close()
 	if p.ledger != nil {
 		p.ledger.Close()

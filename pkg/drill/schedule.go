@@ -72,7 +72,14 @@ const (
 	RollingRestart Kind = "rolling-restart" // every node is restarted, one after the other
 	Drain          Kind = "drain"           // another node tells one to stop, and it is started again
 	OwnerPause     Kind = "owner-pause"     // a state node is stopped for longer than its lease
-	RingChurn      Kind = "ring-churn"      // a state node leaves the ring and joins it every 2 s while a conversation is written
+	ReceiverHang   Kind = "receiver-hang"   // those who are told of events or notices answer nothing
+	ReceiverLie    Kind = "receiver-lie"    // they say 200 and garbage, or that they have not got what they have, send callers elsewhere, or do not stop
+	ReceiverTwice  Kind = "receiver-twice"  // they take what they are told and cut the connection, so that they are told again
+	LeaderKill     Kind = "leader-kill"     // the scheduler that leads is killed, in builds with the tag drill in the middle of a job
+	LeaderPause    Kind = "leader-pause"    // it stands still there for longer than its lease, and goes on
+	LeaderCut      Kind = "leader-cut"      // from there on nothing gets through between it and all others, for longer than its lease
+
+	RingChurn Kind = "ring-churn" // a state node leaves the ring and joins it every 2 s while a conversation is written
 )
 
 // Kinds lists all kinds.
@@ -89,12 +96,13 @@ func Kinds() []Kind {
 type area int
 
 const (
-	nodes  area = iota // processes and their machines
-	links              // connections between clients and nodes
-	peers              // what clients do
-	stores             // Postgres
-	caches             // Redis
-	etcds              // members of etcd, and who lives by their leases
+	nodes     area = iota // processes and their machines
+	links                 // connections between clients and nodes
+	peers                 // what clients do
+	stores                // Postgres
+	caches                // Redis
+	receivers             // who is told by leaders
+	etcds                 // members of etcd, and who lives by their leases
 	areas
 )
 
@@ -116,6 +124,8 @@ type trait struct {
 	hosts    bool          // only layouts with hosts
 	routes   bool          // only layouts with routes in Redis
 	witness  bool          // only layouts with witnesses
+	effects  bool          // only layouts in which it is looked at what leaders do
+	leaders  bool          // the same, with two nodes that can lead; it hits the one that does
 	long     bool          // a short drill has shorter ones, or none
 }
 
@@ -180,6 +190,12 @@ var traits = []trait{
 	{kind: RollingRestart, area: nodes, min: 14_000 * ms, max: 20_000 * ms, split: true, long: true},
 	{kind: Drain, area: nodes, min: 500 * ms, max: 3000 * ms, split: true},
 	{kind: OwnerPause, area: nodes, min: 13_000 * ms, max: 30_000 * ms, split: true, long: true},
+	{kind: ReceiverHang, area: receivers, min: 2000 * ms, max: 8000 * ms, effects: true, levels: whoIsTold},
+	{kind: ReceiverLie, area: receivers, min: 2000 * ms, max: 5000 * ms, effects: true, levels: whoIsTold},
+	{kind: ReceiverTwice, area: receivers, min: 2000 * ms, max: 5000 * ms, effects: true, levels: whoIsTold},
+	{kind: LeaderKill, area: nodes, min: 500 * ms, max: 3000 * ms, leaders: true, levels: JobsOfLeaders()},
+	{kind: LeaderPause, area: nodes, min: 4500 * ms, max: 8000 * ms, leaders: true, levels: JobsOfLeaders()},
+	{kind: LeaderCut, area: nodes, min: 4500 * ms, max: 8000 * ms, leaders: true, levels: JobsOfLeaders()},
 	{kind: RingChurn, area: etcds, min: 9000 * ms, max: 15_000 * ms, split: true, long: true},
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	crand "crypto/rand"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -47,7 +48,7 @@ type world struct {
 
 	mu     sync.Mutex
 	groups []group
-	extra  []string        // conversations made beside the load
+	extra  map[string]bool // conversations made beside the load, or heard of otherwise
 	read   map[string]bool // logs that were read
 }
 
@@ -59,7 +60,7 @@ type group struct {
 
 func newWorld(nodes []*node, signer auth.Key) *world {
 	doors := slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.proxy == nil })
-	return &world{node: nodes[0], doors: doors, signer: signer, read: map[string]bool{},
+	return &world{node: nodes[0], doors: doors, signer: signer, read: map[string]bool{}, extra: map[string]bool{},
 		hc: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 5 * time.Second}}}
 }
 
@@ -227,11 +228,17 @@ func (w *world) aside(ctx context.Context, rng *rand.Rand, size int) (conv strin
 	users := w.people()
 	rng.Shuffle(len(users), func(i, j int) { users[i], users[j] = users[j], users[i] })
 	if conv, err = w.makeGroup(ctx, host, users[:min(len(users), size)]); err == nil {
-		w.mu.Lock()
-		w.extra = append(w.extra, conv)
-		w.mu.Unlock()
+		w.heardOf(conv)
 	}
 	return conv, err
+}
+
+// heardOf takes note of a conversation that the load may not know, so that its log is read
+// in the end.
+func (w *world) heardOf(conv string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.extra[conv] = true
 }
 
 // write lets the host write a message into a conversation.
@@ -323,7 +330,7 @@ func (w *world) unread() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []string
-	for _, conv := range w.extra {
+	for _, conv := range slices.Sorted(maps.Keys(w.extra)) {
 		if !w.read[conv] {
 			all = append(all, conv)
 		}

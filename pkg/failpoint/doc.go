@@ -12,10 +12,11 @@
 //	state.before_append sleep 200ms 0.1
 //	state.after_append exit
 //	store.before_commit error 0.5
+//	scheduler.before_effect/gather stop
 //	clock shift -1h
 //
 // Actions: sleep pauses the caller, exit ends the process as a kill would,
-// panic panics, error makes the operation fail where that is possible and does
+// panic panics, stop stops it as SIGSTOP does, once for each text of the file, error makes the operation fail where that is possible and does
 // nothing elsewhere. The clock is no point: its only action moves what [Now]
 // tells.
 //

@@ -10,6 +10,9 @@ const Built = false
 // Hit does what the rules say for the point; here nothing.
 func Hit(Point) {}
 
+// HitJob does what the rules say for BeforeEffect, in a job; here nothing.
+func HitJob(string) {}
+
 // Error is Hit, and the error that the caller should fail with, if any.
 func Error(Point) error { return nil }
 

@@ -26,6 +26,9 @@ var (
 	rules atomic.Pointer[Rules]
 	watch = sync.OnceFunc(begin)
 	bad   = Defect(os.Getenv(BadVar))
+
+	text    string                // of the file; of load alone
+	stopped atomic.Pointer[Rules] // those under which the process was stopped last: it is once
 )
 
 // begin reads the rules, and goes on doing so as long as the process lives.
@@ -45,11 +48,12 @@ func begin() {
 
 // load takes what the file says; what cannot be read leaves things as they are.
 func load(path string) {
-	text, err := os.ReadFile(path)
-	if err != nil {
+	read, err := os.ReadFile(path)
+	if err != nil || string(read) == text {
 		return
 	}
-	if r, err := Parse(string(text)); err == nil {
+	text = string(read)
+	if r, err := Parse(text); err == nil {
 		rules.Store(&r)
 	} else {
 		fmt.Fprintf(os.Stderr, "fail points in %s: %v\n", path, err)
@@ -59,10 +63,19 @@ func load(path string) {
 // Hit does what the rules say for the point.
 func Hit(p Point) { _ = Error(p) }
 
+// HitJob does what the rules say for BeforeEffect, in a job.
+func HitJob(job string) {
+	_ = hit(BeforeEffect)
+	_ = hit(InJob(job))
+}
+
 // Error is Hit, and the error that the caller should fail with, if any.
-func Error(p Point) error {
+func Error(p Point) error { return hit(p) }
+
+func hit(p Point) error {
 	watch()
-	for _, r := range rules.Load().List {
+	now := rules.Load()
+	for _, r := range now.List {
 		if r.Point != p || r.Chance > 0 && rand.Float64() >= r.Chance {
 			continue
 		}
@@ -74,6 +87,10 @@ func Error(p Point) error {
 			select {}
 		case Panic:
 			panic(fmt.Sprintf("fail point %s", p))
+		case Stop:
+			if stopped.Swap(now) != now {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			}
 		case Fail:
 			return fmt.Errorf("%s: %w", p, errInjected)
 		}

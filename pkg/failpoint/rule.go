@@ -42,6 +42,15 @@ func Points() []Point {
 	return []Point{BeforeAppend, AfterAppend, BeforeFanout, BeforeCommit, AfterCommit, BeforeEffect, BeforeWrite, BeforeSwap}
 }
 
+// InJob is BeforeEffect in one job of the leader: scheduler.before_effect/JOB.
+func InJob(job string) Point { return BeforeEffect + "/" + Point(job) }
+
+// known reports whether there is such a point.
+func (p Point) known() bool {
+	job, in := strings.CutPrefix(string(p), string(BeforeEffect)+"/")
+	return slices.Contains(Points(), p) || in && job != ""
+}
+
 // Defect is a mistake that a drill must notice.
 type Defect string
 
@@ -77,6 +86,7 @@ const (
 	Exit  Action = "exit"
 	Panic Action = "panic"
 	Fail  Action = "error"
+	Stop  Action = "stop"
 )
 
 // Rule is one line of the file.
@@ -141,7 +151,7 @@ func (r *Rules) add(f []string) (err error) {
 		return err
 	}
 	rule := Rule{Point: Point(f[0]), Action: Action(f[1])}
-	if !slices.Contains(Points(), rule.Point) {
+	if !rule.Point.known() {
 		return fmt.Errorf("there is no point %q", f[0])
 	}
 	rest := f[2:]
@@ -154,7 +164,7 @@ func (r *Rules) add(f []string) (err error) {
 			return err
 		}
 		rest = rest[1:]
-	case Exit, Panic, Fail:
+	case Exit, Panic, Fail, Stop:
 	default:
 		return fmt.Errorf("there is no action %q", f[1])
 	}

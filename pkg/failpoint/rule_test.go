@@ -14,7 +14,7 @@ func TestRulesAreReadAsWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := Rules{Shift: time.Duration(rapid.Int64Range(-int64(time.Hour), int64(time.Hour)).Draw(t, "shift"))}
 		for range rapid.IntRange(0, 5).Draw(t, "rules") {
-			rule := Rule{Point: rapid.SampledFrom(Points()).Draw(t, "point"), Action: rapid.SampledFrom([]Action{Sleep, Exit, Panic, Fail}).Draw(t, "action")}
+			rule := Rule{Point: rapid.SampledFrom(append(Points(), InJob("gather"))).Draw(t, "point"), Action: rapid.SampledFrom([]Action{Sleep, Exit, Panic, Fail, Stop}).Draw(t, "action")}
 			if rule.Action == Sleep {
 				rule.For = time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "for"))
 			}
@@ -34,6 +34,7 @@ func TestBadRules(t *testing.T) {
 	for text, want := range map[string]string{
 		"state.before_append":             "line 1",
 		"\nnowhere exit":                  "line 2: there is no point",
+		"scheduler.before_effect/ exit":   "line 1: there is no point",
 		"store.before_commit hope":        "no action",
 		"store.before_commit sleep":       "wants a duration",
 		"store.before_commit sleep x":     "invalid duration",

@@ -25,6 +25,11 @@
 //	routes.log       calls to a route store
 //	presence.log     who was seen online
 //
+// and, if it was looked at what leaders do for others:
+//
+//	effects.log      what receivers were told, and what became of scheduled messages
+//	                 and of announcements
+//
 // What a recorder owes the judge:
 //
 //   - An Invoke carries a time from before the send leaves, a Return one from
@@ -36,6 +41,8 @@
 //     fault, or it counts as left behind. Open is written once for each life of
 //     a conversation on a device, Have whenever the device connects again; without
 //     an Open the device begins at nothing.
+//   - A receiver that is told of events is told of all from before the first row,
+//     and the run ends when it has been told of the last one.
 //   - A Row's Hash and a send's are made by one function, and the Name of a Resync
 //     is the data_epoch, if it is known.
 package history

@@ -50,6 +50,39 @@ const (
 	Sight Kind = "sight"
 )
 
+// The kinds of records about what leaders do for others, all of them in effects.log. What was asked for has
+// the time T before the question left, and To after the answer came; 0 = none came.
+const (
+	// Told: the receiver Name was told Reason (the type of an event, or TypePush, or TypeWithdraw), with the
+	// key Entry, of the entry Seq of Conv, whose id is MID and whose content is Hash. N is the number of an
+	// event, User who is to be notified. Ack ok = it took it; fail = it said that it did not; unknown = it did
+	// not say. Dup = it was told that this may be a repeat.
+	Told Kind = "told"
+	// Sleeper: User has no device but to read with, and is notified of what others write in Conv.
+	Sleeper Kind = "sleeper"
+	// ReadUp: User has read Conv up to Seq; Ack ok or unknown.
+	ReadUp Kind = "read"
+	// Schedule: User asked for a message with the content Hash in Conv at the time N; Ack ok = the answer named
+	// it Name, and CMID as its client message id.
+	Schedule Kind = "schedule"
+	// Cancel: the scheduled message Name was to be cancelled; Ack ok = it is, fail = it was too late.
+	Cancel Kind = "cancel"
+	// Announce: the announcement N with the text Hash was made, in force until the time Seq.
+	Announce Kind = "announce"
+	// Withdraw: the announcement N was taken back.
+	Withdraw Kind = "withdraw"
+	// Notice: Device of User showed the announcement N with the text Hash, in the data_epoch Name.
+	Notice Kind = "notice"
+	// Listener: Device of User wants announcements, and was online when it was asked in the end.
+	Listener Kind = "listener"
+)
+
+// What a receiver is told of a user.
+const (
+	TypePush     = "push"     // there is something to read
+	TypeWithdraw = "withdraw" // it was read elsewhere
+)
+
 // The names of Route records.
 const (
 	RouteClaim   = "claim"

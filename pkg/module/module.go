@@ -46,6 +46,9 @@ type Spec struct {
 	Config func() any
 	// Settings are what the module reads that may change while the node runs.
 	Settings settings.Schema
+	// DrainShare is how much of the time that is left for a stop its Drain may take,
+	// above 0 and below 1; 0 = a half.
+	DrainShare float64
 	// New wires the module. It is cheap: no I/O, no goroutines.
 	New func(*Env) (Module, error)
 }

@@ -1,6 +1,7 @@
 package module
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,7 @@ type Node struct {
 type unit struct {
 	name   string
 	mod    Module
+	share  float64 // of the time that is left, for its drain
 	cancel context.CancelFunc
 	done   chan struct{} // closed when Run has returned; nil before it is called
 }
@@ -84,7 +86,7 @@ func New(specs []Spec, o Options) (*Node, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
 		}
-		n.units = append(n.units, &unit{name: s.Name, mod: m})
+		n.units = append(n.units, &unit{name: s.Name, mod: m, share: cmp.Or(s.DrainShare, 0.5)})
 	}
 	return n, nil
 }
@@ -277,11 +279,11 @@ func (u *unit) guarded(ctx context.Context) (err error) {
 	return u.mod.Run(ctx)
 }
 
-// end drains the module for at most half of the time that is left, so that a
-// slow one cannot starve those that stop after it, and then ends its Run.
+// end drains the module for at most its share of the time that is left, so that
+// a slow one cannot starve those that stop after it, and then ends its Run.
 func (u *unit) end(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
-	dctx, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
+	dctx, cancel := context.WithTimeout(ctx, time.Duration(float64(time.Until(deadline))*u.share))
 	err := u.drain(dctx)
 	cancel()
 	u.cancel()

@@ -225,8 +225,9 @@ type panicky struct{ *recorder }
 
 func (panicky) Run(context.Context) error { panic("oh no") }
 
-// A drain takes at most half of what is left, so that the modules behind it
-// get their share, and the whole stop stays within the grace.
+// A drain takes at most its share of what is left, a half unless it says
+// otherwise, so that the modules behind it get theirs, and the whole stop stays
+// within the grace.
 func TestDrainBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := &journal{}
@@ -238,8 +239,8 @@ func TestDrainBudget(t *testing.T) {
 			return ctx.Err()
 		}
 		n := newNode(t, nil, map[string]module.Module{
-			"a": &recorder{name: "a", j: j, drain: slow}, "b": &recorder{name: "b", j: j, drain: slow},
-		}, module.Spec{Name: "a"}, module.Spec{Name: "b"})
+			"a": &recorder{name: "a", j: j, drain: slow}, "b": &recorder{name: "b", j: j, drain: slow}, "c": &recorder{name: "c", j: j, drain: slow},
+		}, module.Spec{Name: "a"}, module.Spec{Name: "b", DrainShare: 0.8}, module.Spec{Name: "c"})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- n.Run(ctx) }()
@@ -249,7 +250,7 @@ func TestDrainBudget(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run() = %v", err)
 		}
-		if want := []time.Duration{17500 * time.Millisecond, 8750 * time.Millisecond}; !slices.Equal(spent, want) {
+		if want := []time.Duration{17500 * time.Millisecond, 14 * time.Second, 1750 * time.Millisecond}; !slices.Equal(spent, want) {
 			t.Errorf("drains took %v; want %v", spent, want)
 		}
 		if total := time.Since(began); total > module.DefaultGrace {

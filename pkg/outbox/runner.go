@@ -341,7 +341,7 @@ func (r *Runner) send(ctx, tries context.Context, st Store, now time.Time) error
 		}
 	}
 	if len(next) > 0 {
-		failpoint.Hit(failpoint.BeforeEffect)
+		failpoint.HitJob("webhooks")
 	}
 	for _, pos := range next {
 		e, ok := r.bodies[pos]

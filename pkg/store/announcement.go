@@ -8,11 +8,12 @@ import (
 )
 
 // MaxAnnouncements is the most announcements that may be in force at once, and the
-// most that Announcements returns.
+// most that one call of Announcements returns.
 const MaxAnnouncements = 100
 
 // Announcements keeps what the operator tells everybody. Each has a number from
-// one sequence for the whole site: those with a higher number were stored later.
+// one sequence for the whole site, and so has each withdrawal: what has a higher
+// number was stored later.
 type Announcements interface {
 	// PutAnnouncement stores an announcement under the next number, which it sets.
 	// The same RequestID again returns the first one, with true. Errors: id_reused
@@ -22,9 +23,9 @@ type Announcements interface {
 	// WithdrawAnnouncement ends an announcement at a time, if it has not ended
 	// before, and returns it. Errors: ErrNotFound, ErrUnknownOutcome: run it again.
 	WithdrawAnnouncement(ctx context.Context, seq int64, at time.Time) (Announcement, error)
-	// Announcements lists those in force at a time, in order; or, with a zero time,
-	// the newest ones, also those that have ended.
-	Announcements(ctx context.Context, at time.Time) ([]Announcement, error)
+	// Announcements lists those that a query asks for, at most MaxAnnouncements of
+	// them: the newest ones, in order.
+	Announcements(ctx context.Context, q AnnouncementQuery) ([]Announcement, error)
 	// AnnouncementVersion rises with each change.
 	AnnouncementVersion(ctx context.Context) (int64, error)
 	// TrimAnnouncements removes announcements that ended before a time, and returns
@@ -40,4 +41,18 @@ type Announcement struct {
 	Created   time.Time
 	Expires   time.Time // it is shown to nobody from then on
 	Withdrawn time.Time // the same, as somebody ended it; zero = nobody has
+	// Withdrawal is the number of that in the sequence; 0 = none, or withdrawn before
+	// withdrawals had numbers.
+	Withdrawal int64
+}
+
+// AnnouncementQuery asks for announcements, also those that have ended.
+type AnnouncementQuery struct {
+	At time.Time // those in force at this time; zero = of all
+	// Withdrawn, with At, asks instead for those that would be in force if they were
+	// not withdrawn; newest and order are those of the withdrawals.
+	Withdrawn bool
+	Before    int64              // with a lower number than this; 0 = any. Without At
+	Request   im.ClientMessageID // the one of this request; "" = of any. Without all others
+	Limit     int                // 0, or more than MaxAnnouncements = that
 }

@@ -26,8 +26,10 @@ var (
 // Table names what is copied from store to store.
 type Table string
 
-// The tables. Leases of worker numbers are not copied: they end in seconds. Nor are
-// notes of sessions, which end with the processes that used the source.
+// The tables. Not copied are leases of worker numbers, which end in seconds; notes of
+// sessions, which end with the processes that used the source; marks, events and dead
+// letters, which receivers were told of or have given up; and rows of jobs, which
+// begin early at worst.
 const (
 	Users         Table = "users"
 	Blocks        Table = "blocks"
@@ -42,11 +44,17 @@ const (
 	FenceTokens   Table = "fences"
 	ReceiverNames Table = "receivers"
 	LastSeen      Table = "last_seen"
+	Online        Table = "online"
+	PushRows      Table = "pushes"
+	Later         Table = "scheduled"
+	Posted        Table = "announcements"
+	PostedUpTo    Table = "announced"
 )
 
 // Tables are all of them, in the order in which they are copied.
 func Tables() []Table {
-	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens, Mutes, ReceiverNames, LastSeen}
+	return []Table{Users, Blocks, Revocations, Keys, Conversations, Creations, Members, Entries, WorkerMarks, FenceTokens, Mutes, ReceiverNames, LastSeen,
+		Online, PushRows, Later, Posted, PostedUpTo}
 }
 
 // Batch is some rows of one table, in the slice of its name.
@@ -64,6 +72,11 @@ type Batch struct {
 	Mutes         []Mute
 	ReceiverNames []ReceiverName
 	LastSeen      []Seen
+	Online        []OnlineUser
+	PushRows      []PushRow
+	Later         []ScheduledRow
+	Posted        []Announcement
+	PostedUpTo    []AnnouncedUpTo
 
 	After string // the place behind the last row, for the next Export
 	End   bool   // there are no more rows
@@ -72,7 +85,8 @@ type Batch struct {
 // Len is how many rows there are.
 func (b *Batch) Len() int {
 	return len(b.Users) + len(b.Blocks) + len(b.Revocations) + len(b.Keys) + len(b.Conversations) + len(b.Creations) +
-		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens) + len(b.Mutes) + len(b.ReceiverNames) + len(b.LastSeen)
+		len(b.Members) + len(b.Entries) + len(b.WorkerMarks) + len(b.FenceTokens) + len(b.Mutes) + len(b.ReceiverNames) + len(b.LastSeen) +
+		len(b.Online) + len(b.PushRows) + len(b.Later) + len(b.Posted) + len(b.PostedUpTo)
 }
 
 // Block says that a user does not take direct messages of another one.
@@ -89,6 +103,28 @@ type Mute struct {
 // target it begins with the first event, and commits leave marks from the first
 // one on.
 type ReceiverName struct{ Name string }
+
+// OnlineUser is a user of whom receivers were told last that they are online.
+type OnlineUser struct{ User im.UserID }
+
+// PushRow is a push as it is stored.
+type PushRow struct {
+	Push
+	Told bool // its user may have been told of it, or of an older message
+}
+
+// ScheduledRow is a message that is to be sent later as it is stored. Who claimed it
+// is not copied.
+type ScheduledRow struct {
+	Scheduled
+	Turn time.Time // when it is tried next
+}
+
+// AnnouncedUpTo is how far announcements are. There is one row.
+type AnnouncedUpTo struct {
+	Seq     int64 // the highest number that was given
+	Version int64
+}
 
 // ConversationRow is a conversation as it is stored.
 type ConversationRow struct {

@@ -195,5 +195,10 @@ type PushResult struct {
 	// Again is when to try again, with the same state; or, with PushSent, before when
 	// a newer message of the conversation is not told.
 	Again time.Time
+	Told  bool // the user may have been told by this try, of what was due; with PushSent it was
 	Gone  bool // the row is not needed any more
 }
+
+// Tells reports whether the user was told of something new, or may have been: it has
+// to be withdrawn when it is read.
+func (r *PushResult) Tells() bool { return r.State == PushDue && (r.Told || r.Next == PushSent) }

@@ -89,12 +89,14 @@ type Scheduled struct {
 
 // ScheduledQuery asks for rows.
 type ScheduledQuery struct {
-	User   im.UserID // of this sender; "" = of all
-	Ended  bool      // also those that are not open any more
-	After  time.Time // behind the row with this time
-	ID     int64     // and this id; both zero = from the first
-	Limit  int       // 1 to MaxScheduledPage
-	Single int64     // only the row with this id; 0 = all
+	User  im.UserID // of this sender; "" = of all
+	Ended bool      // also those that are not open any more
+	After time.Time // behind the row with this time
+	ID    int64     // and this id; both zero = from the first
+	Limit int       // 1 to MaxScheduledPage
+	// Request, if not "", asks for the row of this request of User, whatever its
+	// state, and here "" is the system.
+	Request im.ClientMessageID
 }
 
 // ScheduledClaim says what a leader takes.

@@ -133,7 +133,7 @@ var rules = []rule{
 	{"I7", "every device shows everything that it may see", (*check).complete, nil},
 	{"I8", "nothing is shown twice or out of order", (*check).rising, nil},
 	{"I9", "a view never goes back", (*check).back, nil},
-	{"I10", "only the leader has effects, in the order of the tokens", (*check).leading, []history.Kind{history.Claim, history.Effect}},
+	{"I10", "only the leader has effects, each of them once", (*check).effects, append([]history.Kind{history.Claim, history.Effect}, deedKinds...)},
 	{"I11", "the route store acts as if one call came after the other", (*check).routing, []history.Kind{history.Route}},
 	{"I12", "a new login ends the others, and nothing else does", (*check).logins, []history.Kind{history.Login}},
 	{"I13", "who is online is seen soon", (*check).presence, []history.Kind{history.Sight}},
@@ -163,6 +163,9 @@ func (x *index) rules() []rule {
 	kinds := map[history.Kind]bool{}
 	for i := range x.acts {
 		kinds[x.acts[i].kind] = true
+	}
+	for i := range x.deeds {
+		kinds[x.deeds[i].kind] = true
 	}
 	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
 		return r.of != nil && !slices.ContainsFunc(r.of, func(k history.Kind) bool { return kinds[k] })
@@ -206,7 +209,7 @@ func (r *Report) Found() int {
 
 // counts adds up the history.
 func (x *index) counts() Counts {
-	c := Counts{Records: len(x.ops) + len(x.views) + len(x.rows) + len(x.spans) + len(x.faults) + len(x.acts), Sends: len(x.sends()), Rows: len(x.rows),
+	c := Counts{Records: len(x.ops) + len(x.views) + len(x.rows) + len(x.spans) + len(x.faults) + len(x.acts) + len(x.deeds), Sends: len(x.sends()), Rows: len(x.rows),
 		Windows: x.windows, Undecided: x.undecided}
 	users := x.recorded()
 	c.Users = len(users)

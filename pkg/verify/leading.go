@@ -2,14 +2,26 @@ package verify
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/imdhq/imd/pkg/history"
 )
 
-// leading is I10: each token has one holder, tokens rise, and once a token was
+// effects is I10: leaders act one after the other, and what they do for others happens, once.
+func (c *check) effects() {
+	var notes []string
+	for _, part := range []func(*check) string{(*check).leading, (*check).events, (*check).pushes, (*check).scheduled, (*check).announced} {
+		if note := part(c); note != "" {
+			notes = append(notes, note)
+		}
+	}
+	c.inv.Note = strings.Join(notes, "; ")
+}
+
+// leading: each token has one holder, tokens rise, and once a token was
 // given, no effect with an older one takes place. The records of leader.log stand
-// in the order in which the store decided.
-func (c *check) leading() {
+// in the order in which the store decided. It tells how much was judged; "" = nothing.
+func (c *check) leading() string {
 	terms := map[name]*terms{}
 	refused, given := 0, 0
 	for i := range c.acts {
@@ -33,6 +45,9 @@ func (c *check) leading() {
 			given++
 		}
 		if what != "" {
+			if a.reason != 0 {
+				what += ": " + c.names.text(a.reason)
+			}
 			c.fail(func() []Ref {
 				if before == nil {
 					return []Ref{c.actRef(a)}
@@ -41,9 +56,10 @@ func (c *check) leading() {
 			}, "%s", what)
 		}
 	}
-	if c.inv.Checked > 0 {
-		c.inv.Note = fmt.Sprintf("%d tokens were given; %d claims and effects were refused", given, refused)
+	if c.inv.Checked == 0 {
+		return ""
 	}
+	return fmt.Sprintf("%d tokens were given; %d claims and effects were refused", given, refused)
 }
 
 // terms are those of one election, or of one lock.

@@ -30,7 +30,8 @@ type History struct {
 	rows   []row
 	spans  []span
 	faults []fault
-	acts   []act // of the control plane and of sessions, file by file
+	acts   []act  // of the control plane and of sessions, file by file
+	deeds  []deed // what leaders do for others
 }
 
 // at is where a record came from.
@@ -193,6 +194,8 @@ const (
 	nameRelease
 	nameLookup
 	nameForget
+	namePush
+	nameTakenBack
 )
 
 // entryMessage is the entry kind of a row that holds a message, reasonReused
@@ -210,7 +213,8 @@ func newHistory() *History {
 	h := &History{names: newNames()}
 	for _, s := range []string{entryMessage, reasonReused, "(made)", history.Up, history.Down, history.Stopping, history.Paused, history.Resumed,
 		history.EtcdLimping, history.EtcdAway, history.EtcdRestored, history.Bad, history.Replaced, history.Superseded, history.Killed, history.ClockSlow,
-		standingKept, history.RouteClaim, history.RouteRefresh, history.RouteRelease, history.RouteLookup, history.RouteForget} {
+		standingKept, history.RouteClaim, history.RouteRefresh, history.RouteRelease, history.RouteLookup, history.RouteForget,
+		history.TypePush, history.TypeWithdraw} {
 		h.names.id(s)
 	}
 	return h
@@ -276,6 +280,9 @@ func (l *loader) add(file string, r *history.Record) error {
 		return l.span(r, p)
 	case file == "faults.log":
 		return l.fault(r, p)
+	}
+	if file == "effects.log" {
+		return l.deed(r, p)
 	}
 	if strings.HasPrefix(file, "node-") {
 		file = "node-"

@@ -16,15 +16,17 @@ type Announcement struct {
 	Text    string
 	Created time.Time
 	Expires time.Time // not to be shown from then on
-	// Withdrawn says that it was taken back: stop showing it. There is no text then.
+	// Withdrawn says that it was taken back: stop showing it. There is no text then,
+	// and it may be one that this device never showed.
 	Withdrawn bool
 	// Cursor is where the client stands with it. Who keeps it and gives it to the
-	// next client of this device shows nothing twice.
+	// next client of this device shows nothing twice, and hears of what was taken back
+	// meanwhile.
 	Cursor AnnouncementCursor
 }
 
-// AnnouncementCursor is the last announcement that a device was told, in which
-// history of the server's store.
+// AnnouncementCursor is the number of the last announcement or withdrawal that a
+// device was told, in which history of the server's store.
 type AnnouncementCursor struct {
 	Seq   int64
 	Epoch string
@@ -39,13 +41,14 @@ func (c *Client) announcement(a *clientv1.Announcement) {
 	if c.announced.Epoch != c.epoch { // numbers of another history mean nothing
 		c.announced = AnnouncementCursor{Epoch: c.epoch}
 	}
-	switch {
-	case a.Withdrawn:
-	case a.Seq <= c.announced.Seq:
-		return
-	default:
-		c.announced.Seq = a.Seq
+	n := a.Seq
+	if a.Withdrawn {
+		n = a.WithdrawalSeq // 0 from a server that gives withdrawals none
 	}
+	if n > 0 && n <= c.announced.Seq {
+		return
+	}
+	c.announced.Seq = max(c.announced.Seq, n)
 	if len(c.announcements) == announcementQueue {
 		c.announcements = c.announcements[1:]
 	}

@@ -45,6 +45,7 @@ type fakeServer struct {
 	onSync      func(*fakeSession, *clientv1.Sync) bool                            // false = it is not answered
 	onSend      func(*fakeSession, *clientv1.Send) (*clientv1.Error, clientv1.Ack) // refuses a send
 	lose        func() bool                                                        // a deliver is lost
+	hold        func(*clientv1.Send) bool                                          // a send is taken and never answered
 	breakAt     func() bool                                                        // the connection breaks around a send
 	headsOnly   bool
 	refuseSyncs int // answers so many with unavailable
@@ -421,7 +422,7 @@ func (f *fakeServer) send(s *fakeSession, frameID uint32, in *clientv1.Send) {
 	answer := func() {
 		s.send(&clientv1.ServerFrame{Id: frameID, Kind: &clientv1.ServerFrame_SendAck{SendAck: ack}})
 	}
-	if f.silent {
+	if f.silent || f.hold != nil && f.hold(in) {
 		return
 	}
 	l := f.logs[id]

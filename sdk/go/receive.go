@@ -38,7 +38,7 @@ func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
 	case *clientv1.ServerFrame_Welcome:
 		c.welcome(s, k.Welcome, now)
 	case *clientv1.ServerFrame_SendAck:
-		c.sendAck(f.Id, k.SendAck, now)
+		c.sendAck(s, f.Id, k.SendAck, now)
 	case *clientv1.ServerFrame_Deliver:
 		c.deliver(k.Deliver, now)
 	case *clientv1.ServerFrame_Head:
@@ -55,7 +55,9 @@ func (c *Client) handle(s *session, f *clientv1.ServerFrame, now time.Time) {
 			s.answer(f)
 			return
 		}
-		c.tellPresence(k.Presence)
+		if !s.retired { // else the session that has taken over may have told newer things
+			c.tellPresence(k.Presence)
+		}
 	case *clientv1.ServerFrame_Typing:
 		c.noteTyping(k.Typing, now)
 	case *clientv1.ServerFrame_Announcement:
@@ -101,6 +103,7 @@ func (c *Client) welcome(s *session, w *clientv1.Welcome, now time.Time) {
 	c.history, c.reading = nil, 0
 	for _, cv := range c.convs {
 		cv.tl.Connected()
+		cv.typedAt = time.Time{} // what was told last may not have left
 	}
 	c.outbox.Reconnected()
 	c.setState(Online, nil, 0)
@@ -161,7 +164,10 @@ func (c *Client) sessionEnded(s *session) {
 	signal(c.wake)
 }
 
-func (c *Client) sendAck(frameID uint32, a *clientv1.SendAck, now time.Time) {
+func (c *Client) sendAck(s *session, frameID uint32, a *clientv1.SendAck, now time.Time) {
+	if s.retired && a.Status != clientv1.Ack_ACK_OK {
+		return // of a copy that is written again; another frame has its number now
+	}
 	switch a.Status {
 	case clientv1.Ack_ACK_OK:
 		if m := c.outbox.Stored(a.ClientMessageId); m != nil {

@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/imdhq/imd/modules/scheduler"
 	outcome "github.com/imdhq/imd/pkg/drill"
 	"github.com/imdhq/imd/pkg/testenv"
 )
@@ -65,5 +67,17 @@ func TestSmoke(t *testing.T) {
 	t.Logf("%d faults, %d operations, %.1f s", out.Begun, out.Operations, out.Took)
 	if idle := out.Verdict.Idle(); len(idle) > 0 {
 		t.Errorf("nothing was checked for %v", idle)
+	}
+}
+
+// A drill hits leaders in the middle of every job that there is.
+func TestDrillsKnowAllJobs(t *testing.T) {
+	var all []string
+	for _, j := range scheduler.Jobs() {
+		all = append(all, j.Name)
+	}
+	slices.Sort(all)
+	if got := outcome.JobsOfLeaders(); !slices.Equal(got, all) {
+		t.Errorf("drills know %v, there are %v", got, all)
 	}
 }

@@ -2,12 +2,14 @@ package outbox
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -15,13 +17,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/redis"
+	"github.com/imdhq/imd/pkg/status"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/postgres"
+	routesredis "github.com/imdhq/imd/pkg/store/redis"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -45,16 +51,24 @@ func (c *candidate) cut(m faultproxy.Mode) {
 	}
 }
 
-// office is three of them over one Postgres.
+// office is three of them over one Postgres, and a node with the other roles.
 type office struct {
 	t             testing.TB
 	db            *pgx.Conn
 	messages      store.MessageStore
+	routes        *routesredis.Routes
+	redis         *testenv.Redis
 	people        []*candidate
+	front         *testenv.Node
+	listener      *testenv.Client // at the front; is told announcements
+	heard         map[int64]int   // announcements, and how often
 	hooks, pushes *receiver
+	door          *receiver    // of who comes and goes
 	gate          sync.RWMutex // held by a test: the provider does not answer
 	asked         chan string  // users of whom the provider is told
 	sent          int
+	later         int // scheduled messages
+	came          int // users
 	days          int // of retention
 }
 
@@ -66,7 +80,7 @@ func newOffice(t testing.TB) *office {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &office{t: t, asked: make(chan string, 64)}
+	o := &office{t: t, asked: make(chan string, 64), heard: map[int64]int{}}
 	plain := *dsn
 	q := plain.Query()
 	q.Del("imd_unsafe")
@@ -85,7 +99,7 @@ func newOffice(t testing.TB) *office {
 			t.Error(err)
 		}
 	})
-	o.hooks = newReceiver(t, yes)
+	o.hooks, o.door = newReceiver(t, yes), newReceiver(t, yes)
 	o.pushes = newReceiver(t, func(one told) int {
 		select {
 		case o.asked <- one.UserID:
@@ -95,15 +109,42 @@ func newOffice(t testing.TB) *office {
 		defer o.gate.RUnlock()
 		return http.StatusNoContent
 	})
-	etcd, redis := testenv.StartEtcd(t, 1), testenv.StartRedis(t)
+	etcd := testenv.StartEtcd(t, 1)
+	o.redis = testenv.StartRedis(t)
+	if o.routes, err = routesredis.Open(redis.Config{URL: o.redis.URL()}, zap.NewNop()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = o.routes.Close() }) // of a server that ends too
 	key := keyFile(t)
 	for i := range 3 {
-		o.people = append(o.people, o.candidate(fmt.Sprint("c", i), dsn, etcd.URLs()[0], redis.Addr, key))
+		o.people = append(o.people, o.candidate(fmt.Sprint("c", i), dsn, etcd.URLs()[0], key))
+	}
+	o.front = &testenv.Node{Dir: filepath.Join(t.TempDir(), "front"), Env: append(os.Environ(), "IMD_REDIS_URL="+o.redis.URL()), Args: []string{
+		"--roles=gateway,state,push", "--set", "node.name=front", "--postgres", dsn.String(), "--set", "storage.routes=redis",
+		"--set", "controlplane.endpoints=" + etcd.URLs()[0], "--set", "peers.listen=127.0.0.1:0",
+	}}
+	o.front.Begin(t)
+	o.listener = testenv.Dial(t, o.front.URL(), protocol.Proto)
+	none := int64(0)
+	hello := &clientv1.Hello{Version: protocol.Version, Token: o.front.Token("listener"), DeviceId: "d", AnnouncementSeq: &none}
+	if f := o.listener.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: hello}}); f.GetWelcome() == nil {
+		t.Fatalf("hello: %v", f)
 	}
 	return o
 }
 
-func (o *office) candidate(name string, dsn *url.URL, etcd, redis, key string) *candidate {
+// tellings is how often the listener was told an announcement.
+func (o *office) tellings(seq int64) int {
+	for {
+		f := o.listener.TakeWithin(time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetAnnouncement() != nil })
+		if f == nil {
+			return o.heard[seq]
+		}
+		o.heard[f.GetAnnouncement().Seq]++
+	}
+}
+
+func (o *office) candidate(name string, dsn *url.URL, etcd, key string) *candidate {
 	way := func(target string) *faultproxy.Proxy {
 		p, err := faultproxy.Listen("127.0.0.1:0", target)
 		if err != nil {
@@ -120,8 +161,9 @@ func (o *office) candidate(name string, dsn *url.URL, etcd, redis, key string) *
 		"--set", "controlplane.endpoints=http://" + plane.Address(), "--set", "peers.listen=127.0.0.1:0",
 	}}}
 	c.Env = append(os.Environ(),
-		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s","key_file":"%s"}]`, o.hooks.srv.URL, key),
-		"IMD_REDIS_URL=redis://"+redis, "IMD_OFFLINE_PUSH_URL="+o.pushes.srv.URL, "IMD_OFFLINE_PUSH_KEY_FILE="+key)
+		fmt.Sprintf(`IMD_WEBHOOKS_RECEIVERS=[{"name":"shop","url":"%s","key_file":"%s"},{"name":"door","url":"%s","key_file":"%s","events":["user.online","user.offline"]}]`,
+			o.hooks.srv.URL, key, o.door.srv.URL, key),
+		"IMD_REDIS_URL="+o.redis.URL(), "IMD_OFFLINE_PUSH_URL="+o.pushes.srv.URL, "IMD_OFFLINE_PUSH_KEY_FILE="+key)
 	return c
 }
 
@@ -221,10 +263,14 @@ func (o *office) held(statements ...string) (release func()) {
 	}
 }
 
+// presenceStream is what the leader does beside its jobs.
+const presenceStream = "presence"
+
 // middle is work of some jobs, in whose middle a leader ends.
 type middle struct {
 	jobs  []string
-	calls []string // functions of the server that wait meanwhile
+	calls []string      // what the server is asked meanwhile, and what waits
+	waits time.Duration // that the work takes anew under each leader
 	// begin brings the leader there. release lets it, or the next one, go on; done
 	// tells whether all of the work is done, once.
 	begin func(o *office) (release func(), done func() bool)
@@ -238,7 +284,11 @@ func (o *office) busy(m middle, n int) {
 	o.within(15*time.Second, fmt.Sprintf("the leader is in the middle of %v", m.jobs), func() bool {
 		now := map[string]bool{}
 		for _, call := range m.calls {
-			now[call] = o.number(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%' || $1 || '(%'`, call) > 0
+			if call == redisPaused {
+				now[call] = o.redis.MustDo("EVAL_RO", `return tonumber(string.match(redis.call('INFO', 'clients'), 'blocked_clients:(%d+)'))`, "0") != ":0"
+			} else {
+				now[call] = o.number(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%' || $1 || '%'`, call) > 0
+			}
 			seen[call] = seen[call] || now[call]
 		}
 		for _, call := range m.calls {
@@ -270,7 +320,7 @@ func (o *office) ends(m middle, n int, how string) (took time.Duration) {
 		first.cut(faultproxy.Mode{Blackhole: true})
 	}
 	release()
-	o.within(goesOnWithin, fmt.Sprintf("after %s of its leader another one does %v", how, m.jobs), func() bool {
+	o.within(goesOnWithin+m.waits, fmt.Sprintf("after %s of its leader another one does %v", how, m.jobs), func() bool {
 		next, now := o.leader()
 		return now > token && next != first && done()
 	})
@@ -293,22 +343,123 @@ func (o *office) events(user string) int64 {
 }
 
 // what is over goes: the work of the first leader there is.
-var ending = middle{jobs: []string{"expire", "trim"}, calls: []string{"imd_expire", "imd_trim_events"}, begin: func(o *office) (func(), func() bool) {
+var ending = middle{jobs: []string{"expire", "trim", "forget"}, calls: []string{"imd_expire(", "imd_trim_events(", "imd_trim_scheduled("}, begin: func(o *office) (func(), func() bool) {
+	o.exec(`INSERT INTO scheduled (id, due_ms, next_ms, created_ms, ended_ms, state, sender, conversation_id, peer, request_id, client_id, body_hash, body)
+	  SELECT n, 1, 1, 1, 1, 3, 'ann', 'c', '', 'r' || n, 'k', '', '' FROM generate_series(1, 1200) n`)
+	o.exec(`INSERT INTO announcement (seq, created_ms, expires_ms, request_id, body) VALUES (1, 1, 2, 'r', 'long ago')`)
+	o.exec(`UPDATE announcing SET last_seq = 1`)
 	o.exec(`INSERT INTO revocation SELECT 'bob', 'l' || n, 0, 1, 1 FROM generate_series(1, 700) n`)
 	o.exec(`INSERT INTO event (pos, conv, seq, at_ms, kind, user_id) VALUES (1, 0, 0, 1, 3, 'bob')`)
 	o.exec(`UPDATE outbox SET last_pos = 1`)
-	release := o.held(`LOCK TABLE revocation, event IN SHARE MODE`)
+	release := o.held(`LOCK TABLE revocation, event, scheduled IN SHARE MODE`)
 	for _, c := range o.people {
 		c.Begin(o.t)
 	}
 	return release, func() bool {
-		return o.number(`SELECT count(*) FROM revocation`) == 0 && o.number(`SELECT count(*) FROM event WHERE pos = 1`) == 0
+		return o.number(`SELECT count(*) FROM revocation`) == 0 && o.number(`SELECT count(*) FROM event WHERE pos = 1`) == 0 &&
+			o.number(`SELECT (SELECT count(*) FROM scheduled) + (SELECT count(*) FROM announcement)`) == 0
 	}
 }}
 
+// A message is due and handed to the state role, and an announcement is new.
+var sending = middle{jobs: []string{"scheduled", "announce"}, calls: []string{"imd_append_transaction(", "FROM announcing"}, begin: func(o *office) (func(), func() bool) {
+	o.later++
+	user := fmt.Sprint("eve", o.later)
+	content, err := proto.Marshal(&clientv1.Content{Value: &clientv1.Content_Text{Text: "to " + user}})
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	now := time.Now().Truncate(time.Millisecond)
+	a, _, err := o.messages.PutAnnouncement(o.t.Context(), store.Announcement{RequestID: im.ClientMessageID(user), Text: user, Created: now, Expires: now.Add(time.Hour)})
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	release := o.held(`LOCK TABLE entry IN SHARE MODE`, `LOCK TABLE announcing IN ACCESS EXCLUSIVE MODE`)
+	conv := protocol.DirectID("ann", user)
+	_, _, err = o.messages.PutScheduled(o.t.Context(), store.Scheduled{
+		ID: int64(o.later), RequestID: im.ClientMessageID(user), ClientMessageID: im.ClientMessageID(fmt.Sprintf("%08x-0000-4000-9000-000000000000", o.later)),
+		Conversation: im.ConversationID(conv), Peer: im.UserID(user), Sender: "ann", Content: content, BodyHash: sha256.Sum256(content), Due: now, Created: now,
+	}, 1000)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return release, func() bool {
+		return o.number(`SELECT state FROM scheduled WHERE id = $1`, o.later) == int64(store.ScheduledSent) && o.number(`SELECT head FROM conversation WHERE id = $1`, conv) == 1 &&
+			o.tellings(a.Seq) == 1
+	}
+}}
+
+// counted is how many messages the cluster counted, as the front shows it, and who
+// added them up.
+func (o *office) counted() (messages int64, leader string) {
+	o.t.Helper()
+	req, err := http.NewRequestWithContext(o.t.Context(), http.MethodGet, o.front.OpsURL()+"/statusz/stats", nil)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+o.front.AdminKey())
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var s status.StatsStatus
+	if err := json.NewDecoder(res.Body).Decode(&s); err != nil {
+		o.t.Fatal(err)
+	}
+	for _, m := range s.Minutes {
+		messages += m.Messages
+	}
+	return messages, s.Leader
+}
+
+// redisPaused is in the place of a call: that the route store is asked to change
+// something, and does not answer.
+const redisPaused = "a change of routes"
+
+// Somebody comes, of which receivers are told; a gateway is gone, whose routes are
+// removed after 3 s; and every 5 s is added up what the nodes counted.
+var watching = middle{jobs: []string{presenceStream, "sweep", "tally"}, calls: []string{"imd_put_events(", redisPaused}, waits: 5 * time.Second, begin: func(o *office) (func(), func() bool) {
+	before, _ := o.counted()
+	o.came++
+	user := fmt.Sprint("fay", o.came)
+	release := o.held(`LOCK TABLE user_online IN SHARE MODE`)
+	testenv.Login(o.t, o.front.URL(), protocol.Proto, o.front.Token(user), "d")
+	if _, err := o.routes.Claim(o.t.Context(), store.Route{User: "gus", Session: im.SessionID(user), Login: "l", Device: "d", Node: "gone", Boot: user}, store.Policy{}); err != nil {
+		o.t.Fatal(err)
+	}
+	o.redis.MustDo("CLIENT", "PAUSE", "60000", "WRITE")
+	return func() { release(); o.redis.MustDo("CLIENT", "UNPAUSE") }, func() bool {
+		homes, err := o.routes.Homes(o.t.Context())
+		sum, by := o.counted()
+		c, _ := o.leader()
+		return err == nil && len(homes) == 1 && c != nil && by == c.name && sum >= before && o.number(`SELECT count(*) FROM event WHERE kind = 101 AND user_id = $1`, user) == 1
+	}
+}}
+
+// middles are all of them.
+var middles = []middle{ending, keeping, telling, sending, watching}
+
+// Every job of the table is in the middle of some work in these tests.
+func TestEveryJobHasAMiddle(t *testing.T) {
+	want := []string{presenceStream}
+	for _, j := range scheduler.Jobs() {
+		want = append(want, j.Name)
+	}
+	var have []string
+	for _, m := range middles {
+		have = append(have, m.jobs...)
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	if !slices.Equal(have, want) {
+		t.Errorf("leaders end in the middle of %v, the jobs are %v", have, want)
+	}
+}
+
 // A message becomes an event, an older one goes, and of a third its user was
 // just notified.
-var keeping = middle{jobs: []string{"gather", "retain", "push"}, calls: []string{"imd_gather", "imd_retain", "imd_settle_pushes"}, begin: func(o *office) (func(), func() bool) {
+var keeping = middle{jobs: []string{"gather", "retain", "push"}, calls: []string{"imd_gather(", "imd_retain(", "imd_settle_pushes("}, begin: func(o *office) (func(), func() bool) {
 	old := o.send()
 	o.within(5*time.Second, "the old message is an event", func() bool { return o.events(old) == 1 })
 	o.exec(`UPDATE entry SET server_ms = server_ms - 864000000 WHERE conv = $1`, o.num(old))
@@ -340,7 +491,7 @@ var keeping = middle{jobs: []string{"gather", "retain", "push"}, calls: []string
 }}
 
 // An event is told, and its user is to be notified.
-var telling = middle{jobs: []string{"webhooks", "handover"}, calls: []string{"imd_save_receiver"}, begin: func(o *office) (func(), func() bool) {
+var telling = middle{jobs: []string{"webhooks", "handover"}, calls: []string{"imd_save_receiver("}, begin: func(o *office) (func(), func() bool) {
 	o.within(5*time.Second, "everything is told", func() bool {
 		return o.number(`SELECT count(*) FROM receiver WHERE cursor < (SELECT last_pos FROM outbox) AND name <> 'offline/late'`) == 0
 	})
@@ -372,6 +523,8 @@ func TestLeadingProcessesEndInEachJob(t *testing.T) {
 	o.ends(ending, 0, "kill")
 	o.ends(keeping, 0, "kill")
 	o.ends(telling, 0, "kill")
+	o.ends(sending, 0, "kill")
+	o.ends(watching, 0, "kill")
 	o.ends(keeping, 1, "pause")
 	o.ends(telling, 0, "cut")
 	o.once()
@@ -385,7 +538,8 @@ func BenchmarkLeadingProcessesEnd(b *testing.B) {
 	worst := map[string]time.Duration{"kill": o.ends(ending, 0, "kill")}
 	for n := range 3 {
 		for _, how := range []string{"kill", "pause", "cut"} {
-			worst[how] = max(worst[how], o.ends(keeping, n, how), o.ends(telling, n, how))
+			worst[how] = max(worst[how], o.ends(keeping, n, how), o.ends(telling, n, how), o.ends(sending, n, how))
+			worst[how+"-sweep"] = max(worst[how+"-sweep"], o.ends(watching, n, how))
 		}
 	}
 	o.once()
@@ -397,15 +551,24 @@ func BenchmarkLeadingProcessesEnd(b *testing.B) {
 // once looks at everything that happened: each effect once.
 func (o *office) once() {
 	o.t.Helper()
-	if n := o.number(`SELECT count(*) FROM (SELECT conv, seq FROM event GROUP BY conv, seq HAVING count(*) > 1) x`); n != 0 {
+	if n := o.number(`SELECT count(*) FROM (SELECT conv, seq FROM event WHERE conv > 0 GROUP BY conv, seq HAVING count(*) > 1) x`); n != 0 {
 		o.t.Errorf("%d messages are events twice", n)
 	}
-	if n, have := o.sent, len(o.hooks.wait(o.sent)); n != have {
+	sent := o.sent + o.later
+	if n, have := sent, len(o.hooks.wait(sent)); n != have {
 		o.t.Errorf("%d messages were told as %d", n, have)
 	}
 	o.hooks.ordered()
+	for seq, n := range o.heard {
+		if n != 1 {
+			o.t.Errorf("announcement %d was told %d times", seq, n)
+		}
+	}
+	if n := len(o.door.wait(o.came + 1)); n != o.came+1 { // the listener too
+		o.t.Errorf("of %d users who came was told %d times", o.came+1, n)
+	}
 	notices := map[string]int{}
-	for _, one := range o.pushes.wait(o.sent) {
+	for _, one := range o.pushes.wait(sent) {
 		notices[one.UserID]++
 	}
 	for user, n := range notices {

@@ -141,9 +141,59 @@ func endsWhileSending(t *testing.T, f fault) {
 	if sent != n {
 		t.Errorf("%d of %d messages were sent", sent, n)
 	}
-	one, err := s.messages.Scheduled(t.Context(), store.ScheduledQuery{Single: 999, Limit: 1})
+	one, err := s.messages.Scheduled(t.Context(), store.ScheduledQuery{User: "ann", Request: "request 999", Limit: 1})
 	if err != nil || len(one) != 1 || one[0].State != store.ScheduledDropped || one[0].Reason != clientv1.Reason_REASON_FORBIDDEN {
 		t.Errorf("to who blocks: %+v, %v", one, err)
+	}
+}
+
+// While 200 messages fall due leaders follow each other five times, and before that
+// nobody led: each is sent once, none before its time, and what was cancelled
+// between two leaders is not.
+func TestScheduledAcrossManyLeaders(t *testing.T) {
+	const n = 200
+	s := newSite(t, yes)
+	now := time.Now()
+	for i := range int64(n) {
+		s.schedule(i+1, []im.UserID{"bob", "cid", "dan"}[i%3], now.Add(-time.Second+time.Duration(i)*10*time.Millisecond))
+	}
+	s.schedule(999, "eve", now.Add(1200*time.Millisecond))
+	for turn := range 5 {
+		l := s.lead(fault{})
+		s.await("something more is sent", func() bool {
+			c, err := s.messages.ScheduledCounts(t.Context())
+			return err == nil && c.Open <= n+1-(turn+1)*n/8
+		})
+		l.close()
+		if turn == 2 {
+			if m, err := s.messages.CancelScheduled(t.Context(), 999, "ann"); err != nil || m.State != store.ScheduledCancelled {
+				t.Errorf("cancel: %+v, %v", m, err)
+			}
+		}
+	}
+	s.lead(fault{})
+	s.await("all are sent", func() bool {
+		c, err := s.messages.ScheduledCounts(t.Context())
+		return err == nil && c.Open == 0
+	})
+	sent := 0
+	for _, to := range []im.UserID{"bob", "cid", "dan"} {
+		sent += s.judge(to)
+	}
+	if sent != n {
+		t.Errorf("%d of %d messages were sent", sent, n)
+	}
+	list, err := s.messages.Scheduled(t.Context(), store.ScheduledQuery{User: "ann", Ended: true, Limit: store.MaxScheduledPage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list {
+		if late := m.Ended.Sub(m.Due); m.ID != 999 && (late < 0 || late > 10*time.Second) {
+			t.Errorf("message %d was sent %v after its time", m.ID, late)
+		}
+	}
+	if m, err := s.messages.CancelScheduled(t.Context(), 999, "ann"); err != nil || m.State != store.ScheduledCancelled || m.Seq != 0 {
+		t.Errorf("what was cancelled: %+v, %v", m, err)
 	}
 }
 

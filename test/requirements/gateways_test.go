@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -438,13 +440,18 @@ func deviceCommands(t *testing.T, g *gateways) {
 
 // A gateway is killed at any moment, also of logins, and is back at once: its
 // sessions are not, their routes go, what was sent meanwhile is stored, and who comes
-// back over the other gateway gets it once.
+// back over the other gateway gets it once. Few rounds, unless IMD_TEST_ROUNDS asks
+// for more.
 func quickRestarts(t *testing.T, g *gateways) (later func()) {
 	conv := protocol.DirectID("ann8", "dan8")
 	ann, dan := g.in(t, 0, "ann8", "a", "d"), g.in(t, 1, "dan8", "d", "d")
 	seqs := ann.SendAll(numbered(1, toUser("dan8")))
 	dan.Entry("the first", func(_ string, e *clientv1.Entry) bool { return e.Seq == seqs[0] })
-	const rounds, users = 3, 8
+	const users = 8
+	rounds := 3
+	if n, err := strconv.Atoi(os.Getenv("IMD_TEST_ROUNDS")); err == nil && n > 0 {
+		rounds = n
+	}
 	for round := range rounds {
 		var wg sync.WaitGroup
 		for i := range users {
@@ -455,7 +462,7 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 				}
 			})
 		}
-		time.Sleep(time.Duration(10*round) * time.Millisecond) // before, in and after their logins
+		time.Sleep(time.Duration(10*round%60) * time.Millisecond) // before, in and after their logins
 		g.second.Kill()
 		wg.Wait()
 		ann.SendAll(numbered(2, toUser("dan8")))
@@ -464,7 +471,7 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 			page := back.History(&clientv1.History{ConversationId: conv, AfterSeq: 1, Limit: 100})
 			wantTexts(t, "what was missed", messages(page.Entries), upTo(2))
 			live := count(back, conv, 3)
-			defer live.once(t, "one who came back from a killed gateway", 4, 3+2*(rounds-1))
+			defer live.once(t, "one who came back from a killed gateway", 4, int64(3+2*(rounds-1)))
 		}
 		g.second.Start()
 	}
@@ -484,7 +491,9 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 		}
 		return n
 	}
+	killed := time.Now()
 	return func() {
 		eventually(t, "no route of a killed process is left", 4*testenv.Patience, func() bool { return left() == 0 })
+		t.Logf("%d rounds: no route of a killed process was left %v after the last kill", rounds, time.Since(killed).Round(time.Second))
 	}
 }

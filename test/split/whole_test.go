@@ -40,3 +40,21 @@ func TestTwoWholeNodes(t *testing.T) {
 		t.Errorf("%v was delivered, not %s", got, m.ClientMessageId)
 	}
 }
+
+// Two nodes with an etcd server each on one Postgres would not know of each other's
+// users: the second is refused, while the first may be killed and come back.
+func TestTwoServersOnOneDatabase(t *testing.T) {
+	t.Parallel()
+	common := testenv.SharedPostgres(t).Serve(t)
+	first := &testenv.Node{Dir: t.TempDir() + "/data", Args: common, Layout: testenv.AllInOne}
+	first.Begin(t)
+	second := &testenv.Node{Dir: t.TempDir() + "/data", Args: common, Layout: testenv.AllInOne}
+	if err := second.Try(t); err != nil {
+		t.Fatal(err)
+	}
+	if status := second.Wait(testenv.ReadyIn); status != 78 || !strings.Contains(second.Log(), "another server uses the database: node ") {
+		t.Errorf("the second ends with %d: %s", status, second.Log())
+	}
+	first.Kill()
+	first.Start()
+}

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +37,7 @@ import (
 	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 	"github.com/imdhq/imd/pkg/testenv"
+	imd "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -271,6 +273,7 @@ func (w *world) config(_ string, into any) error {
 		c.Endpoints = []string{w.etcd}
 	case *gateway.Config:
 		c.Listen = "127.0.0.1:0"
+		c.Drain.Delay, c.Drain.MinSpread = 100*time.Millisecond, 700*time.Millisecond
 	case *peers.Config:
 		c.Listen = "127.0.0.1:0"
 	}
@@ -333,8 +336,9 @@ func TestTwoOfEachRole(t *testing.T) {
 	}
 }
 
-// A session that is replaced on another gateway ends there; and what is sent
-// while a state node and a push node leave is stored once and in order.
+// A session that is replaced on another gateway ends there; what is sent while a
+// state node and a push node leave is stored once and in order; and clients of a
+// gateway that leaves go on at the other one.
 func TestSessionsAndNodesMove(t *testing.T) {
 	w := newWorld(t, map[string][]string{
 		"g1": {"gateway"}, "g2": {"gateway"}, "s1": {"state"}, "s2": {"state"}, "p1": {"push"}, "p2": {"push"},
@@ -375,5 +379,88 @@ func TestSessionsAndNodesMove(t *testing.T) {
 				t.Errorf("conversation %d: message %d is %q", i, j, e.Content.GetText())
 			}
 		}
+	}
+	clientsMove(t, w)
+}
+
+// clientsMove stops a gateway while programs built on the SDK write to each other
+// through it: all of them move to the other one without having been without a
+// connection, and everything is shown once and in order.
+func clientsMove(t *testing.T, w *world) {
+	var away atomic.Bool // the balancer knows that g1 stops
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		to := w.nodes["g1"]
+		if away.Load() {
+			to = w.nodes["g2"]
+		}
+		return new(net.Dialer).DialContext(ctx, network, to.public)
+	}}
+	connect := func(user string) *imd.Client {
+		c, err := imd.Connect(t.Context(), "ws://cluster", imd.Options{
+			Token: w.token(t, user), Device: "d", HTTPClient: &http.Client{Transport: transport},
+			OnState: func(s imd.StateChange) {
+				if s.To == imd.Waiting {
+					t.Errorf("%s has no connection: %+v", user, s)
+				}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	const pairs = 12
+	left, sent := make(chan struct{}), make(chan int, 2*pairs)
+	var wg sync.WaitGroup
+	for i := range pairs {
+		from, to := connect(fmt.Sprint("from", i)), connect(fmt.Sprint("to", i))
+		wg.Go(func() { // writes until the gateway has left, and a little more
+			n := 0
+			for more := 5; more > 0; n++ {
+				from.SendTo(t.Context(), fmt.Sprint("to", i), imd.Text(fmt.Sprint(n)))
+				select {
+				case <-left:
+					more--
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+			end := from.SendTo(t.Context(), fmt.Sprint("to", i), imd.Text("end"))
+			if _, err := end.Acked(t.Context()); err != nil {
+				t.Errorf("pair %d: %v", i, err)
+			}
+			sent <- n
+		})
+		events := to.Conversation(protocol.DirectID(fmt.Sprint("from", i), fmt.Sprint("to", i))).Events(t.Context(), imd.After(0))
+		wg.Go(func() {
+			n := 0
+			for ev, err := range events {
+				e, ok := ev.(*imd.EntryEvent)
+				switch {
+				case err != nil:
+					t.Errorf("pair %d: %v", i, err)
+					return
+				case ok && e.Text() == "end":
+					sent <- -n
+					return
+				case ok:
+					if e.Text() != fmt.Sprint(n) {
+						t.Errorf("pair %d: shown %q, want %d", i, e.Text(), n)
+					}
+					n++
+				}
+			}
+		})
+	}
+	away.Store(true)
+	w.nodes["g1"].stop()
+	close(left)
+	wg.Wait()
+	unshown := 0
+	for range len(sent) {
+		unshown += <-sent
+	}
+	if unshown != 0 {
+		t.Errorf("%d more messages were sent than shown", unshown)
 	}
 }

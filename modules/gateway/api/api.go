@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/docs"
+	"github.com/imdhq/imd/pkg/announce"
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/rpc"
@@ -75,7 +76,7 @@ func New(d Deps) (*API, error) {
 	imdv1connect.RegisterMessageServiceHandler(a.srv.Connect(), messages{a})
 	imdv1connect.RegisterUserServiceHandler(a.srv.Connect(), users{a})
 	imdv1connect.RegisterPresenceServiceHandler(a.srv.Connect(), presences{a})
-	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announcements{a})
+	imdv1connect.RegisterAnnouncementServiceHandler(a.srv.Connect(), announce.Service{Directory: a.Directory})
 	imdv1connect.RegisterTokenServiceHandler(a.srv.Connect(), tokens{a})
 	for _, s := range a.srv.Specs() {
 		if _, ok := policies[s.Procedure]; !ok {

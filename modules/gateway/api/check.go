@@ -91,8 +91,9 @@ func pageLimit(n int32) int32 {
 
 // distinct checks user ids and gives each once, in order, without skip.
 func distinct(ids []string, skip string) ([]string, error) {
-	seen := map[string]bool{skip: true}
-	var out []string
+	most := min(len(ids), protocol.MaxAddMembers)
+	seen, out := make(map[string]bool, most+1), make([]string, 0, most)
+	seen[skip] = true
 	for _, id := range ids {
 		if err := checkID("user_ids", id); err != nil {
 			return nil, err

@@ -187,6 +187,6 @@ func (w *world) late() {
 	w.push(notice("push", "ann", "g_1", 1, 1), webhook.Taken)
 	w.push(notice("withdraw", "ann", "g_1", 1, 0), webhook.Taken)
 	w.push(notice("push", "ann", "g_1", 1, 1), webhook.Taken) // the answer to the first try was lost
-	w.push(notice("withdraw", "ann", "g_1", 1, 0), webhook.Taken)
-	w.shows("ann", 0)
+	w.push(notice("push", "ann", "g_2", 2, 1), webhook.Taken) // comes behind it
+	w.shows("ann", 1, "2")
 }

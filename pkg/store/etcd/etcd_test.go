@@ -129,7 +129,7 @@ func TestALeaseThatEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range append(r.leases.all(), r.leases.forLong()) {
+	for _, id := range append(r.leases.all(), r.leases.forLong(time.Time{})) {
 		if _, err := client.Revoke(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func TestLoginsOutliveTheProcess(t *testing.T) {
 	if c, err := r.Claim(t.Context(), x, kick); err != nil || len(c.Replaced) != 0 || !slices.Equal(c.Away, []im.LoginID{"l"}) {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := client.Revoke(t.Context(), r.leases.forLong()); err != nil {
+	if _, err := client.Revoke(t.Context(), r.leases.forLong(time.Time{})); err != nil {
 		t.Fatal(err)
 	}
 	x.Session = "s3"

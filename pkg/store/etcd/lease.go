@@ -17,8 +17,6 @@ import (
 
 // leases are those of this process, and which sessions each one has.
 type leases struct {
-	granting sync.Mutex // one grant at a time; guards long and since
-
 	mu   sync.Mutex
 	list []lease
 	of   map[im.SessionID]clientv3.LeaseID
@@ -27,6 +25,15 @@ type leases struct {
 	// long is for guards that outlive the process, and since when it is used.
 	long  clientv3.LeaseID
 	since time.Time
+
+	more, longer *grant // under way, of one for list and of long; nil = none
+}
+
+// grant is a call for a lease that everybody who wants one waits for.
+type grant struct {
+	done   chan struct{} // closed at its end
+	err    error         // what is below is for after the end
+	gaveUp bool          // who made it could not wait for longer: another may
 }
 
 type lease struct {
@@ -40,37 +47,85 @@ func (r *Routes) lease(ctx context.Context, session im.SessionID) (clientv3.Leas
 	if id := r.leases.take(session); id != 0 {
 		return id, nil
 	}
-	r.leases.granting.Lock()
-	defer r.leases.granting.Unlock()
-	if id := r.leases.take(session); id != 0 {
-		return id, nil
+	for {
+		err := r.leases.share(ctx, &r.leases.more, func() error {
+			id, err := r.grant(ctx, leaseTime)
+			if err == nil {
+				r.leases.add(id)
+			}
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+		if id := r.leases.take(session); id != 0 {
+			return id, nil
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTime)
-	defer cancel()
-	res, err := r.client.Grant(ctx, int64(leaseTime/time.Second))
-	if err != nil {
-		return 0, err
-	}
-	r.leases.add(res.ID)
-	return r.leases.take(session), nil
 }
 
 // longLease is one that ends when the logins of a guard that is written now are
 // forgotten, some hours later at most. It is never renewed; a new one takes its place
 // from time to time.
 func (r *Routes) longLease(ctx context.Context) (clientv3.LeaseID, error) {
-	r.leases.granting.Lock()
-	defer r.leases.granting.Unlock()
-	if now := r.now(); r.leases.long == 0 || now.Sub(r.leases.since) > longTime {
-		ctx, cancel := context.WithTimeout(ctx, callTime)
-		defer cancel()
-		res, err := r.client.Grant(ctx, int64((store.LoginTTL+2*longTime)/time.Second))
+	for {
+		now := r.now()
+		if id := r.leases.forLong(now.Add(-longTime)); id != 0 {
+			return id, nil
+		}
+		err := r.leases.share(ctx, &r.leases.longer, func() error {
+			id, err := r.grant(ctx, store.LoginTTL+2*longTime)
+			if err == nil {
+				r.leases.setLong(id, now)
+			}
+			return err
+		})
 		if err != nil {
 			return 0, err
 		}
-		r.leases.long, r.leases.since = res.ID, now
 	}
-	return r.leases.long, nil
+}
+
+// grant asks etcd for a lease.
+func (r *Routes) grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	res, err := r.client.Grant(ctx, int64(ttl/time.Second))
+	if err != nil {
+		return 0, err
+	}
+	return res.ID, nil
+}
+
+// share makes a call unless one is under way, in which case it waits for that as long
+// as ctx allows. All who waited get the outcome, but for one that came of the caller's
+// own haste: then the next makes the call.
+func (l *leases) share(ctx context.Context, at **grant, call func() error) error {
+	for {
+		l.mu.Lock()
+		g := *at
+		if g == nil {
+			g = &grant{done: make(chan struct{})}
+			*at = g
+			l.mu.Unlock()
+			g.err = call()
+			g.gaveUp = g.err != nil && ctx.Err() != nil
+			l.mu.Lock()
+			*at = nil
+			l.mu.Unlock()
+			close(g.done)
+			return g.err
+		}
+		l.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-g.done:
+		}
+		if !g.gaveUp {
+			return g.err
+		}
+	}
 }
 
 func (l *leases) add(id clientv3.LeaseID) {
@@ -138,7 +193,7 @@ func (r *Routes) gone(ctx context.Context, err error, ids ...clientv3.LeaseID) b
 		return false
 	}
 	slices.Sort(ids)
-	for _, id := range append(slices.Compact(ids), r.leases.forLong()) {
+	for _, id := range append(slices.Compact(ids), r.leases.forLong(time.Time{})) {
 		cctx, cancel := context.WithTimeout(ctx, callTime)
 		res, err := r.client.TimeToLive(cctx, id)
 		cancel()
@@ -149,26 +204,31 @@ func (r *Routes) gone(ctx context.Context, err error, ids ...clientv3.LeaseID) b
 	return true
 }
 
-// forLong is the lease for long; 0 = there is none.
-func (l *leases) forLong() clientv3.LeaseID {
-	l.granting.Lock()
-	defer l.granting.Unlock()
+// forLong is the lease for long, if it is used since then or later; 0 = there is
+// none.
+func (l *leases) forLong(since time.Time) clientv3.LeaseID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.since.Before(since) {
+		return 0
+	}
 	return l.long
+}
+
+func (l *leases) setLong(id clientv3.LeaseID, since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.long, l.since = id, since
 }
 
 // drop forgets a lease that etcd does not know any more: its routes are gone.
 func (l *leases) drop(id clientv3.LeaseID) {
-	l.granting.Lock()
-	long := l.long == id
-	if long {
-		l.long = 0
-	}
-	l.granting.Unlock()
-	if long {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.long == id {
+		l.long = 0
+		return
+	}
 	l.list = slices.DeleteFunc(l.list, func(x lease) bool { return x.id == id })
 	for s, x := range l.of {
 		if x == id {

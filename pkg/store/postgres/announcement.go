@@ -1,7 +1,9 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -12,12 +14,15 @@ import (
 )
 
 const (
-	announcementColumns    = `SELECT seq, created_ms, expires_ms, withdrawn_ms, request_id, body FROM announcement`
+	announcementColumns    = `seq, created_ms, expires_ms, withdrawn_ms, withdrawal, request_id, body`
+	announcementRows       = `SELECT ` + announcementColumns + ` FROM announcement`
 	sqlAnnounce            = `SELECT imd_announce($1, $2, $3, $4, $5)`
 	sqlWithdraw            = `SELECT imd_withdraw($1, $2)`
-	sqlAnnouncementRequest = announcementColumns + ` WHERE request_id = $1`
-	sqlAnnouncementSeq     = announcementColumns + ` WHERE seq = $1`
-	sqlAnnouncements       = announcementColumns + ` WHERE $1::bigint = 0 OR withdrawn_ms = 0 AND expires_ms > $1::bigint ORDER BY seq DESC LIMIT $2`
+	sqlAnnouncementRequest = announcementRows + ` WHERE request_id = $1`
+	sqlAnnouncementSeq     = announcementRows + ` WHERE seq = $1`
+	sqlAnnouncements       = announcementRows + ` WHERE seq < $1 ORDER BY seq DESC LIMIT $2`
+	sqlAnnouncementsLive   = announcementRows + ` WHERE withdrawn_ms = 0 AND expires_ms > $1 ORDER BY seq DESC LIMIT $2`
+	sqlAnnouncementsGone   = announcementRows + ` WHERE withdrawal > 0 AND expires_ms > $1 ORDER BY withdrawal DESC LIMIT $2`
 	sqlAnnouncementVersion = `SELECT version FROM announcing WHERE id = 1`
 	sqlTrimAnnouncements   = `SELECT imd_trim_announcements($1, $2, $3, $4)`
 )
@@ -68,8 +73,22 @@ func (s *Store) WithdrawAnnouncement(ctx context.Context, seq int64, at time.Tim
 }
 
 // Announcements is store.Announcements'.
-func (s *Store) Announcements(ctx context.Context, at time.Time) ([]store.Announcement, error) {
-	list, err := s.announcements(ctx, sqlAnnouncements, millis(at), store.MaxAnnouncements)
+func (s *Store) Announcements(ctx context.Context, q store.AnnouncementQuery) ([]store.Announcement, error) {
+	query, key := sqlAnnouncements, any(cmp.Or(q.Before, math.MaxInt64))
+	switch {
+	case q.Request != "":
+		query, key = sqlAnnouncementRequest, string(q.Request)
+	case q.At.IsZero():
+	case q.Withdrawn:
+		query, key = sqlAnnouncementsGone, millis(q.At)
+	default:
+		query, key = sqlAnnouncementsLive, millis(q.At)
+	}
+	args := []any{key}
+	if q.Request == "" {
+		args = append(args, rules.AnnouncementLimit(q.Limit))
+	}
+	list, err := s.announcements(ctx, query, args...)
 	slices.Reverse(list)
 	return list, fault("store.Announcements", err)
 }
@@ -80,13 +99,16 @@ func (s *Store) announcements(ctx context.Context, query string, args ...any) ([
 		if err != nil {
 			return nil, err
 		}
-		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a store.Announcement, err error) {
-			var created, expires, withdrawn int64
-			err = row.Scan(&a.Seq, &created, &expires, &withdrawn, &a.RequestID, &a.Text)
-			a.Created, a.Expires, a.Withdrawn = moment(created), moment(expires), moment(withdrawn)
-			return a, err
-		})
+		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Announcement, error) { return scanAnnouncement(row) })
 	})
+}
+
+// scanAnnouncement reads announcementColumns.
+func scanAnnouncement(row scanner) (a store.Announcement, err error) {
+	var created, expires, withdrawn int64
+	err = row.Scan(&a.Seq, &created, &expires, &withdrawn, &a.Withdrawal, &a.RequestID, &a.Text)
+	a.Created, a.Expires, a.Withdrawn = moment(created), moment(expires), moment(withdrawn)
+	return a, err
 }
 
 // AnnouncementVersion is store.Announcements'.

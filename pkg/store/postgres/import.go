@@ -118,7 +118,8 @@ func (g *target) alone(ctx context.Context) error {
 }
 
 // importTables are those that must be empty at the beginning.
-var importTables = []string{"account", "block", "revocation", "api_key", "conversation", "creation", "member", "entry", "worker", "fence", "seen"}
+var importTables = []string{"account", "block", "revocation", "api_key", "conversation", "creation", "member", "entry", "worker", "fence", "seen", "mute", "receiver",
+	"user_online", "push", "scheduled", "announcement"}
 
 const (
 	sqlImport     = `SELECT data_epoch, state, finished_ms FROM import WHERE id = 1`
@@ -277,7 +278,34 @@ func copyRows(ctx context.Context, t pgx.Tx, b *store.Batch, xid int64) error {
 			r := &b.FenceTokens[i]
 			return []any{r.Name, r.Token, r.Holder, r.Cluster, r.Revision, millis(r.Claimed)}
 		}),
+		copyLater(ctx, t, b),
 	)
+}
+
+// copyLater stores rows of what is still to be told or sent.
+func copyLater(ctx context.Context, t pgx.Tx, b *store.Batch) error {
+	errs := []error{
+		load(ctx, t, "user_online", []string{"user_id"}, len(b.Online), func(i int) []any { return []any{string(b.Online[i].User)} }),
+		load(ctx, t, "push", []string{"user_id", "conversation_id", "seq", "message_id", "sender", "state", "at_ms", "due_ms", "tries", "told"}, len(b.PushRows), func(i int) []any {
+			r := &b.PushRows[i]
+			return []any{string(r.User), string(r.Conversation), int64(r.Seq), int64(r.MessageID), string(r.Sender), int16(r.State), millis(r.At), millis(r.Due), int32(r.Tries), r.Told}
+		}),
+		load(ctx, t, "scheduled", []string{"id", "due_ms", "next_ms", "created_ms", "ended_ms", "tries", "state", "reason", "message_id", "seq",
+			"sender", "conversation_id", "peer", "request_id", "client_id", "body_hash", "body"}, len(b.Later), func(i int) []any {
+			r := &b.Later[i]
+			return []any{r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), int32(r.Tries), int16(r.State), int16(r.Reason), int64(r.MessageID), int64(r.Seq),
+				string(r.Sender), string(r.Conversation), string(r.Peer), string(r.RequestID), string(r.ClientMessageID), r.BodyHash[:], r.Content}
+		}),
+		load(ctx, t, "announcement", []string{"seq", "created_ms", "expires_ms", "withdrawn_ms", "withdrawal", "request_id", "body"}, len(b.Posted), func(i int) []any {
+			r := &b.Posted[i]
+			return []any{r.Seq, millis(r.Created), millis(r.Expires), millis(r.Withdrawn), r.Withdrawal, string(r.RequestID), r.Text}
+		}),
+	}
+	for _, r := range b.PostedUpTo {
+		_, err := t.Exec(ctx, `UPDATE announcing SET last_seq = $1, version = $2 WHERE id = 1`, r.Seq, r.Version)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func memberValues(r *store.MemberRow, xid int64) []any {

@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -164,5 +166,44 @@ func TestPlanForANewerSchema(t *testing.T) {
 	}
 	if _, err := Plan(t.Context(), dsn); !errors.Is(err, store.ErrSchema) {
 		t.Errorf("Plan() = %v; want %v", err, store.ErrSchema)
+	}
+}
+
+// The newest migration that makes a function has it as the file in functions says,
+// and so has a database. Who changes a function changes that file and adds a
+// migration with its text.
+func TestFunctionsAreThoseOfTheFiles(t *testing.T) {
+	files, err := filepath.Glob("functions/*.sql")
+	if err != nil || len(files) < 2 {
+		t.Fatal(files, err)
+	}
+	steps, err := filepath.Glob("migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(steps)
+	c := connectTo(t, fresh(t, testenv.SharedPostgres(t)))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := "imd_" + strings.TrimSuffix(filepath.Base(file), ".sql")
+		newest := ""
+		for _, step := range steps {
+			if b, err := os.ReadFile(step); err != nil {
+				t.Fatal(err)
+			} else if strings.Contains(string(b), "FUNCTION "+name+"(") {
+				newest = string(b)
+			}
+		}
+		if !strings.Contains(newest, string(text)) {
+			t.Errorf("the newest migration that makes %s has another text than %s", name, file)
+		}
+		_, body, _ := strings.Cut(string(text), "$$")
+		var have string
+		if err := c.QueryRow(t.Context(), `SELECT prosrc FROM pg_proc WHERE proname = $1`, name).Scan(&have); err != nil || have+"$$;\n" != body {
+			t.Errorf("a database has another %s than %s: %v", name, file, err)
+		}
 	}
 }

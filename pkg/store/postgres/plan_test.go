@@ -19,7 +19,7 @@ import (
 )
 
 // scan is a step of a plan that reads a whole table.
-var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled|user_online)\w*`)
+var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled|user_online|session|job)\w*`)
 
 // sorting is a step that sorts; merging what is sorted is none.
 var sorting = regexp.MustCompile(`(?m)^\s*(->  )?(Incremental )?Sort$`)
@@ -48,6 +48,8 @@ func TestPlans(t *testing.T) {
 		"revocations": sqlRevocations, "callers": sqlCallers, "heal": sqlHeal, "fence": sqlFence, "last seen": sqlSeenAt, "visible": sqlVisible, "events": sqlEvents, "online": sqlOnline, "events at": sqlEventsAt,
 		"dead letters": sqlDeadLetters, "unacked": sqlUnacked, "due pushes": sqlDuePushes, "badge stays": sqlBadgeStays, "flush": sqlFlush,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled one": sqlScheduledOne,
+		"scheduled request": sqlScheduledRequest, "cancel scheduled": sqlCancelScheduled,
+		"announcements": sqlAnnouncements, "announcement request": sqlAnnouncementRequest,
 	} {
 		n := 0
 		for _, m := range parameter.FindAllStringSubmatch(query, -1) {
@@ -109,19 +111,60 @@ func TestFunctionPlans(t *testing.T) {
 			}
 		}
 	}
-	conv := []string{string(b.rows[0].Conversation)}
-	for query, args := range map[string][]any{
-		sqlMark: {conv, []string{"a"}, []int64{1}, []int64{1}}, sqlClaim: {"x", "h", "c", 1, 0}, sqlExpire: {"x", 1, "h", 1, 10}, sqlKnow: {conv, 1},
-	} {
-		if _, err := c.Exec(t.Context(), query, args...); err != nil {
-			t.Fatal(err)
-		}
-	}
 	if len(plans) < 12 {
-		t.Fatalf("only %d plans", len(plans))
+		t.Fatalf("only %d plans of appends", len(plans))
 	}
 	for _, p := range plans {
-		judge(t, "function", p, true)
+		judge(t, "append", p, true)
+	}
+	for _, one := range functions(string(b.rows[0].Conversation)) {
+		plans = nil
+		if _, err := c.Exec(t.Context(), one.query, one.args...); err != nil {
+			t.Fatalf("%s: %v", one.query, err)
+		}
+		if len(plans) < one.plans+1 { // that of the call itself too
+			t.Errorf("%s: only %d plans", one.query, len(plans))
+		}
+		for _, p := range plans {
+			judge(t, one.query, p, true)
+		}
+	}
+}
+
+// function is a call of a function, and how many statements it runs at least.
+type function struct {
+	query string
+	plans int
+	args  []any
+}
+
+// functions are calls in an order in which each finds what it works on: the first
+// leader does what leaders do, about the conversation conv of a and b.
+func functions(conv string) []function {
+	lead := func(more ...any) []any { return append([]any{"x", 1, "h"}, more...) }
+	text, num := func(s string) []string { return []string{s} }, func(n int64) []int64 { return []int64{n} }
+	small := func(n int16) []int16 { return []int16{n} }
+	hash := make([]byte, 32)
+	return []function{
+		{sqlKnow, 1, []any{text("a"), 1}},
+		{sqlClaim, 1, []any{"x", "h", "c", 1, 0}},
+		{sqlSaveJob, 1, lead("expire", 1, 1)},
+		{sqlSaveSeen, 1, lead(text("a"), num(5))},
+		{sqlSetFeed, 2, lead(true)},
+		{sqlGather, 2, lead(10)},
+		{sqlPutEvents, 3, lead(small(101), text("b"), num(5))},
+		{sqlSaveReceiver, 3, lead("shop", 0, 0, 0, []byte{}, num(1), []int32{1}, text("no"), num(2), text("b"), text(conv), num(1), num(7), text("a"))},
+		{sqlSettlePushes, 5, lead(text("b"), text(conv), num(1), small(1), small(1), num(9), []int32{1}, num(7), text("a"), []bool{true})},
+		{sqlSetMute, 4, []any{"b", conv, int64(1) << 60}},
+		{sqlMark, 2, []any{text(conv), text("b"), num(1), num(1)}},
+		{sqlRewind, 2, []any{"shop", 0, true}},
+		{sqlTrimEvents, 2, lead(int64(1)<<60, 10)},
+		{sqlSchedule, 5, []any{7, 5, 1, "a", conv, "b", int16(1), "r", "k", hash, hash, 10}},
+		{sqlClaimScheduled, 3, lead(9, 10, 10, true)},
+		{sqlSettleScheduled, 3, lead(num(7), small(3), num(0), small(0), num(7), num(1), num(9))},
+		{sqlTrimScheduled, 2, lead(100, 10)},
+		{sqlRetain, 4, lead(0, int64(1)<<60, int64(1)<<60, 10, 10)},
+		{sqlExpire, 4, lead(1, 10)},
 	}
 }
 

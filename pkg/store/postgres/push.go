@@ -58,14 +58,16 @@ func (s *Store) DuePushes(ctx context.Context, now time.Time, limit int) ([]stor
 	return out, fault("store.DuePushes", err)
 }
 
-const sqlSettlePushes = `SELECT imd_settle_pushes($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+const sqlSettlePushes = `SELECT imd_settle_pushes($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
 // SettlePushes is store.Pushes'.
 func (s *Store) SettlePushes(ctx context.Context, p store.Proof, done []store.PushResult) error {
 	n := len(done)
 	list, states, nexts, dues, tries := make([]store.Push, n), make([]int16, n), make([]int16, n), make([]int64, n), make([]int32, n)
+	tolds := make([]bool, n)
 	for i, d := range done {
 		list[i], states[i], nexts[i], dues[i], tries[i] = d.Push, int16(d.State), int16(d.Next), millis(d.Again), int32(d.Tries)
+		tolds[i] = d.Tells()
 		if d.Gone {
 			nexts[i] = 0
 		}
@@ -74,7 +76,7 @@ func (s *Store) SettlePushes(ctx context.Context, p store.Proof, done []store.Pu
 		}
 	}
 	b := pushRows(list)
-	return s.proven(ctx, "store.SettlePushes", p, sqlSettlePushes, b.users, b.convs, b.seqs, states, nexts, dues, tries, b.ids, b.senders)
+	return s.proven(ctx, "store.SettlePushes", p, sqlSettlePushes, b.users, b.convs, b.seqs, states, nexts, dues, tries, b.ids, b.senders, tolds)
 }
 
 const sqlPushCounts = `SELECT state, count(*) FROM push GROUP BY state`

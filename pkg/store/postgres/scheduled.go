@@ -28,7 +28,7 @@ const (
   LEFT JOIN account a ON a.id = s.sender ORDER BY s.due_ms, s.id`
 	sqlSettleScheduled = `SELECT imd_settle_scheduled($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 	sqlTrimScheduled   = `SELECT imd_trim_scheduled($1, $2, $3, $4, $5)`
-	sqlScheduledCounts = `SELECT count(*), coalesce(min(next_ms), 0) FROM scheduled WHERE state IN (1, 2)`
+	sqlScheduledCounts = `SELECT (SELECT count(*) FROM scheduled WHERE state IN (1, 2)), coalesce((SELECT min(next_ms) FROM scheduled WHERE state IN (1, 2)), 0)`
 )
 
 // What imd_schedule answers.
@@ -103,8 +103,8 @@ func (s *Store) Scheduled(ctx context.Context, q store.ScheduledQuery) ([]store.
 	switch {
 	case q.Limit < 1 || q.Limit > store.MaxScheduledPage:
 		return nil, fmt.Errorf("%s: a page of %d", op, q.Limit)
-	case q.Single != 0:
-		query, args = sqlScheduledOne, []any{q.Single, string(q.User)}
+	case q.Request != "":
+		query, args = sqlScheduledRequest, []any{string(q.User), string(q.Request)}
 	case q.User != "":
 		query, args = sqlScheduledOf, append([]any{string(q.User)}, args...)
 	}

@@ -124,6 +124,7 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Close is store.MessageStore's.
 func (s *Store) Close() error {
+	s.intake.Close()
 	if s.owner != nil {
 		s.owner.close()
 	}

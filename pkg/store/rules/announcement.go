@@ -19,3 +19,11 @@ func SameAnnouncement(op string, had, asked *store.Announcement) error {
 	}
 	return im.Errorf(clientv1.Reason_REASON_ID_REUSED, op, "this request id stands for another announcement")
 }
+
+// AnnouncementLimit is how many announcements a query gets at most.
+func AnnouncementLimit(asked int) int {
+	if asked < 1 || asked > store.MaxAnnouncements {
+		return store.MaxAnnouncements
+	}
+	return asked
+}

@@ -32,6 +32,8 @@ type Intake struct {
 	mu      sync.Mutex
 	waiting []*arrival
 	writing bool
+	closed  bool
+	writer  sync.WaitGroup // counts while writing
 }
 
 // arrival is one user to be made known.
@@ -42,18 +44,23 @@ type arrival struct {
 }
 
 // Put makes the user known. Errors: those of Know; store.ErrUnknownOutcome when
-// ctx is done first; busy, and nothing was done, when too many wait already.
+// ctx is done first; busy, and nothing was done, when too many wait already;
+// unavailable, and nothing was done, after Close.
 func (q *Intake) Put(ctx context.Context, id im.UserID) (store.User, error) {
 	a := &arrival{user: store.User{ID: id}, done: make(chan struct{})}
 	q.mu.Lock()
-	if len(q.waiting) >= intakeQueue {
+	switch {
+	case q.closed:
+		q.mu.Unlock()
+		return store.User{}, errClosed()
+	case len(q.waiting) >= intakeQueue:
 		q.mu.Unlock()
 		return store.User{}, im.Errorf(clientv1.Reason_REASON_BUSY, "store.PutUser", "%d users wait to be made known", intakeQueue)
 	}
 	q.waiting = append(q.waiting, a)
 	if !q.writing {
 		q.writing = true
-		go q.write()
+		q.writer.Go(q.write)
 	}
 	q.mu.Unlock()
 	select {
@@ -62,6 +69,24 @@ func (q *Intake) Put(ctx context.Context, id im.UserID) (store.User, error) {
 	case <-ctx.Done():
 		return store.User{}, fmt.Errorf("%w: %w", store.ErrUnknownOutcome, ctx.Err())
 	}
+}
+
+// Close tells those who wait that the store closes, and returns when nothing is
+// written any more: after 2 s at most.
+func (q *Intake) Close() {
+	q.mu.Lock()
+	q.closed = true
+	for _, a := range q.waiting {
+		a.err = errClosed()
+		close(a.done)
+	}
+	q.waiting = nil
+	q.mu.Unlock()
+	q.writer.Wait()
+}
+
+func errClosed() error {
+	return im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "store.PutUser", "the message store is closed")
 }
 
 // write writes until nobody waits.

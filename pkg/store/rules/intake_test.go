@@ -104,3 +104,37 @@ func TestIntakeIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// Close waits for what is being written and turns away what waits and what comes.
+func TestIntakeCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		written := 0
+		q := &Intake{Know: func(_ context.Context, ids []im.UserID) (map[im.UserID]store.User, error) {
+			time.Sleep(time.Second)
+			written += len(ids)
+			return map[im.UserID]store.User{"first": {ID: "first"}}, nil
+		}}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if u, err := q.Put(t.Context(), "first"); err != nil || u.ID != "first" {
+				t.Errorf("what is being written: %+v, %v", u, err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			if _, err := q.Put(t.Context(), "waits"); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+				t.Errorf("what waits: %v", err)
+			}
+		})
+		synctest.Wait()
+		q.Close()
+		if written != 1 {
+			t.Errorf("%d users are written when it is closed, want the first", written)
+		}
+		if _, err := q.Put(t.Context(), "late"); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+			t.Errorf("what comes late: %v", err)
+		}
+		wg.Wait()
+		q.Close()
+	})
+}

@@ -1,9 +1,11 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -12,22 +14,25 @@ import (
 )
 
 const (
-	announcementColumns    = `SELECT seq, created_ms, expires_ms, withdrawn_ms, request_id, body FROM announcement`
-	sqlAnnouncementRequest = announcementColumns + ` WHERE request_id = ?`
-	sqlAnnouncementSeq     = announcementColumns + ` WHERE seq = ?`
-	sqlAnnouncements       = announcementColumns + ` WHERE ?1 = 0 OR withdrawn_ms = 0 AND expires_ms > ?1 ORDER BY seq DESC LIMIT ?2`
-	sqlAnnouncementsLive   = `SELECT count(*) FROM announcement WHERE withdrawn_ms = 0 AND expires_ms > ?`
+	announcementColumns    = `seq, created_ms, expires_ms, withdrawn_ms, withdrawal, request_id, body`
+	announcementRows       = `SELECT ` + announcementColumns + ` FROM announcement`
+	sqlAnnouncementRequest = announcementRows + ` WHERE request_id = ?`
+	sqlAnnouncementSeq     = announcementRows + ` WHERE seq = ?`
+	sqlAnnouncements       = announcementRows + ` WHERE seq < ? ORDER BY seq DESC LIMIT ?`
+	sqlAnnouncementsLive   = announcementRows + ` WHERE withdrawn_ms = 0 AND expires_ms > ? ORDER BY seq DESC LIMIT ?`
+	sqlAnnouncementsGone   = announcementRows + ` WHERE withdrawal > 0 AND expires_ms > ? ORDER BY withdrawal DESC LIMIT ?`
+	sqlAnnouncementsCount  = `SELECT count(*) FROM announcement WHERE withdrawn_ms = 0 AND expires_ms > ?`
 	sqlAnnounce            = `INSERT INTO announcement (seq, created_ms, expires_ms, withdrawn_ms, request_id, body)
   SELECT last_seq + 1, ?, ?, 0, ?, ? FROM announcing WHERE id = 1`
-	sqlAnnounced           = `UPDATE announcing SET last_seq = last_seq + ?, version = version + 1 WHERE id = 1`
-	sqlWithdraw            = `UPDATE announcement SET withdrawn_ms = ?1 WHERE seq = ?2 AND withdrawn_ms = 0 AND expires_ms > ?1`
+	sqlAnnounced           = `UPDATE announcing SET last_seq = last_seq + 1, version = version + 1 WHERE id = 1`
+	sqlWithdraw            = `UPDATE announcement SET withdrawn_ms = ?1, withdrawal = (SELECT last_seq + 1 FROM announcing WHERE id = 1) WHERE seq = ?2 AND withdrawn_ms = 0 AND expires_ms > ?1`
 	sqlAnnouncementVersion = `SELECT version FROM announcing WHERE id = 1`
 	sqlTrimAnnouncements   = `DELETE FROM announcement WHERE expires_ms < ?1 OR withdrawn_ms > 0 AND withdrawn_ms < ?1`
 )
 
 func scanAnnouncement(scan func(...any) error) (a store.Announcement, err error) {
 	var created, expires, withdrawn int64
-	err = scan(&a.Seq, &created, &expires, &withdrawn, &a.RequestID, &a.Text)
+	err = scan(&a.Seq, &created, &expires, &withdrawn, &a.Withdrawal, &a.RequestID, &a.Text)
 	a.Created, a.Expires, a.Withdrawn = moment(created), moment(expires), moment(withdrawn)
 	return a, err
 }
@@ -49,7 +54,7 @@ func (s *Store) PutAnnouncement(ctx context.Context, a store.Announcement) (stor
 			return err
 		}
 		var live int
-		if err := t.row(sqlAnnouncementsLive, []any{millis(a.Created)}, &live); err != nil {
+		if err := t.row(sqlAnnouncementsCount, []any{millis(a.Created)}, &live); err != nil {
 			return err
 		}
 		if live >= store.MaxAnnouncements {
@@ -59,7 +64,7 @@ func (s *Store) PutAnnouncement(ctx context.Context, a store.Announcement) (stor
 		if _, err := t.exec(sqlAnnounce, millis(a.Created), millis(a.Expires), string(a.RequestID), a.Text); err != nil {
 			return err
 		}
-		if _, err := t.exec(sqlAnnounced, 1); err != nil {
+		if _, err := t.exec(sqlAnnounced); err != nil {
 			return err
 		}
 		out, err = t.announcement(sqlAnnouncementRequest, string(a.RequestID))
@@ -78,7 +83,7 @@ func (s *Store) WithdrawAnnouncement(ctx context.Context, seq int64, at time.Tim
 		n, err := t.exec(sqlWithdraw, millis(at), seq)
 		if err == nil && n > 0 {
 			t.changed = true
-			_, err = t.exec(sqlAnnounced, 0)
+			_, err = t.exec(sqlAnnounced)
 		}
 		if err == nil {
 			out, err = t.announcement(sqlAnnouncementSeq, seq)
@@ -93,10 +98,24 @@ func (s *Store) WithdrawAnnouncement(ctx context.Context, seq int64, at time.Tim
 }
 
 // Announcements is store.Announcements'.
-func (s *Store) Announcements(ctx context.Context, at time.Time) ([]store.Announcement, error) {
+func (s *Store) Announcements(ctx context.Context, q store.AnnouncementQuery) ([]store.Announcement, error) {
+	query, key := sqlAnnouncements, any(cmp.Or(q.Before, math.MaxInt64))
+	switch {
+	case q.Request != "":
+		query, key = sqlAnnouncementRequest, string(q.Request)
+	case q.At.IsZero():
+	case q.Withdrawn:
+		query, key = sqlAnnouncementsGone, millis(q.At)
+	default:
+		query, key = sqlAnnouncementsLive, millis(q.At)
+	}
+	args := []any{key}
+	if q.Request == "" {
+		args = append(args, rules.AnnouncementLimit(q.Limit))
+	}
 	var out []store.Announcement
 	err := s.read(ctx, func(c *conn) error {
-		return c.each(ctx, sqlAnnouncements, []any{millis(at), store.MaxAnnouncements}, func(scan func(...any) error) error {
+		return c.each(ctx, query, args, func(scan func(...any) error) error {
 			a, err := scanAnnouncement(scan)
 			out = append(out, a)
 			return err

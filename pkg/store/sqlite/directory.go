@@ -181,9 +181,9 @@ func (s *Store) Callers(ctx context.Context, users []im.UserID) (map[im.UserID]s
 
 // sqlExpire removes what is over, a kind each.
 var sqlExpire = []string{
-	`DELETE FROM revocation WHERE (user_id, login) IN (SELECT user_id, login FROM revocation WHERE until_ms <= ? LIMIT ?)`,
-	`DELETE FROM session WHERE (user_id, login, device) IN (SELECT user_id, login, device FROM session WHERE until_ms <= ? LIMIT ?)`,
-	`DELETE FROM mute WHERE (user_id, conversation_id) IN (SELECT user_id, conversation_id FROM mute WHERE until_ms <= ? LIMIT ?)`,
+	`DELETE FROM revocation WHERE (user_id, login) IN (SELECT user_id, login FROM revocation WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)`,
+	`DELETE FROM session WHERE (user_id, login, device) IN (SELECT user_id, login, device FROM session WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)`,
+	`DELETE FROM mute WHERE (user_id, conversation_id) IN (SELECT user_id, conversation_id FROM mute WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)`,
 }
 
 // Expire is store.Directory's.

@@ -238,6 +238,53 @@ var exporters = map[store.Table]exporter{
 			return []string{string(r.User)}, err
 		},
 	},
+	store.Online: {
+		"user_id", "user_online", []string{"user_id"}, false,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var r store.OnlineUser
+			err := scan(&r.User)
+			b.Online = append(b.Online, r)
+			return []string{string(r.User)}, err
+		},
+	},
+	store.PushRows: {
+		"user_id, conversation_id, seq, message_id, sender, state, at_ms, due_ms, tries, told", "push", []string{"user_id", "conversation_id"}, false,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var r store.PushRow
+			var at, due int64
+			err := scan(&r.User, &r.Conversation, &r.Seq, &r.MessageID, &r.Sender, &r.State, &at, &due, &r.Tries, &r.Told)
+			r.At, r.Due = moment(at), moment(due)
+			b.PushRows = append(b.PushRows, r)
+			return []string{string(r.User), string(r.Conversation)}, err
+		},
+	},
+	store.Later: {
+		scheduledColumns + ", s.next_ms", "scheduled s", []string{"id"}, true,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var turn int64
+			m, err := scanScheduled(scan, &turn)
+			b.Later = append(b.Later, store.ScheduledRow{Scheduled: m, Turn: moment(turn)})
+			return []string{decimal(m.ID)}, err
+		},
+	},
+	store.Posted: {
+		announcementColumns, "announcement", []string{"seq"}, true,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			a, err := scanAnnouncement(scan)
+			b.Posted = append(b.Posted, a)
+			return []string{decimal(a.Seq)}, err
+		},
+	},
+	store.PostedUpTo: {
+		"id, last_seq, version", "announcing", []string{"id"}, true,
+		func(b *store.Batch, scan func(...any) error) ([]string, error) {
+			var id int
+			var r store.AnnouncedUpTo
+			err := scan(&id, &r.Seq, &r.Version)
+			b.PostedUpTo = append(b.PostedUpTo, r)
+			return []string{decimal(id)}, err
+		},
+	},
 	store.Revocations: {
 		"user_id, login, issued_before_ms, reason, until_ms", "revocation", []string{"user_id", "login"}, false,
 		func(b *store.Batch, scan func(...any) error) ([]string, error) {

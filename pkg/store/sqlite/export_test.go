@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
@@ -90,5 +92,44 @@ func TestSourceAfterAKill(t *testing.T) {
 	b, err := src.Export(t.Context(), store.Entries, "", 10)
 	if err != nil || len(b.Entries) != 1 || !b.End {
 		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// Every table is copied, or it is said why not.
+func TestEveryTableIsCopiedOrLeft(t *testing.T) {
+	left := map[string]string{
+		"store": "who the copy is is said at its end", "import": "of the copy itself", "import_table": "the same", "goose_db_version": "of the schema",
+		"worker_lease": "ends in seconds", "session": "ends with the processes that used the source", "job": "a round comes early at worst",
+		"outbox": "events are not copied: receivers have been told of them", "feed": "the same", "event": "the same", "dead_letter": "of such events",
+	}
+	copied := map[string]bool{}
+	for _, table := range store.Tables() {
+		name, _, _ := strings.Cut(exporters[table].table, " ")
+		copied[name] = true
+	}
+	if len(copied) != len(store.Tables()) || len(exporters) != len(copied) {
+		t.Errorf("%d tables are to be copied, %d can be", len(copied), len(exporters))
+	}
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	var all []string
+	err := s.w.each(background, `SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'`, nil, func(scan func(...any) error) error {
+		var name string
+		err := scan(&name)
+		all = append(all, name)
+		return err
+	})
+	if err != nil || len(all) < 20 {
+		t.Fatal(all, err)
+	}
+	for _, name := range all {
+		if copied[name] == (left[name] != "") {
+			t.Errorf("%s: copied %v, and left because: %q", name, copied[name], left[name])
+		}
+	}
+	for name := range copied {
+		if !slices.Contains(all, name) {
+			t.Errorf("there is no table %s", name)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -85,9 +86,13 @@ func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Tabl
 	return done, finished, err
 }
 
+// moreTables are those that must be empty at the beginning beside the ones that are
+// counted.
+var moreTables = []string{"seen", "mute", "receiver", "user_online", "push", "scheduled", "announcement"}
+
 // beginImport notes that a copy has begun, in an empty store.
 func (t *tx) beginImport(ctx context.Context, o store.Origin) error {
-	for _, name := range tables {
+	for _, name := range slices.Concat(tables, moreTables) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -131,6 +136,12 @@ const (
 	sqlImportEntry = `INSERT INTO entry (conv, seq, prev_seq, kind, countable, sender, message_id, client_message_id, server_time_ms,
   target_seq, changed_seq, body_hash, change, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlImportWorker = `INSERT INTO worker (id, mark_us) VALUES (?, ?)`
+	sqlImportOnline = `INSERT INTO user_online (user_id) VALUES (?)`
+	sqlImportPush   = `INSERT INTO push (user_id, conversation_id, seq, message_id, sender, state, at_ms, due_ms, tries, told) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlImportLater  = `INSERT INTO scheduled (id, due_ms, next_ms, created_ms, ended_ms, token, tries, state, reason, message_id, seq, sender, conversation_id,
+  peer, request_id, client_id, body_hash, body) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlImportPosted = `INSERT INTO announcement (seq, created_ms, expires_ms, withdrawn_ms, withdrawal, request_id, body) VALUES (?, ?, ?, ?, ?, ?, ?)`
+	sqlImportUpTo   = `UPDATE announcing SET last_seq = ?, version = ? WHERE id = 1`
 )
 
 // importRows stores rows as they are.
@@ -186,7 +197,29 @@ func (t *tx) importRows(b *store.Batch) (err error) {
 	for _, r := range b.FenceTokens {
 		put(sqlPutFence, r.Name, r.Token, r.Holder, r.Cluster, r.Revision, r.Claimed.UnixMilli())
 	}
+	importLater(b, put)
 	return err
+}
+
+// importLater stores rows of what is still to be told or sent.
+func importLater(b *store.Batch, put func(query string, args ...any)) {
+	for _, r := range b.Online {
+		put(sqlImportOnline, string(r.User))
+	}
+	for _, r := range b.PushRows {
+		put(sqlImportPush, string(r.User), string(r.Conversation), r.Seq, r.MessageID, string(r.Sender), r.State, millis(r.At), millis(r.Due), r.Tries, r.Told)
+	}
+	for i := range b.Later {
+		r := &b.Later[i]
+		put(sqlImportLater, r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), r.Tries, r.State, r.Reason, r.MessageID, r.Seq,
+			string(r.Sender), string(r.Conversation), string(r.Peer), string(r.RequestID), string(r.ClientMessageID), r.BodyHash[:], r.Content)
+	}
+	for _, r := range b.Posted {
+		put(sqlImportPosted, r.Seq, millis(r.Created), millis(r.Expires), millis(r.Withdrawn), r.Withdrawal, string(r.RequestID), r.Text)
+	}
+	for _, r := range b.PostedUpTo {
+		put(sqlImportUpTo, r.Seq, r.Version)
+	}
 }
 
 // Export is store.Exporter's.

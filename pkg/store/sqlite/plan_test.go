@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,13 +12,22 @@ import (
 func TestPlans(t *testing.T) {
 	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
 	defer s.Close()
-	for name, query := range map[string]string{
+	queries := map[string]string{
 		"conversation": sqlConversation, "member": sqlMember, "stored": sqlStored, "by key": sqlByKey, "top": sqlTop,
 		"stay": sqlStay, "up": sqlUp, "down": sqlDn, "entry": sqlEntry, "unread": sqlUnread, "last": sqlLast,
 		"stays": sqlStays, "stays asked": sqlStaysAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
 		"user": sqlUser, "creation": sqlCreation, "seen": sqlSeenAt, "visible": sqlVisible, "online": sqlAreOnline,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled turn": sqlTurnScheduled, "scheduled open": sqlScheduledOpen,
-	} {
+		"scheduled request": sqlScheduledRequest, "scheduled one": sqlScheduledOne, "revive scheduled": sqlReviveScheduled,
+		"claim scheduled": sqlClaimScheduled, "settle scheduled": sqlSettleScheduled, "trim scheduled": sqlTrimScheduled, "cancel scheduled": sqlCancelScheduled,
+		"announcements": sqlAnnouncements, "announcement request": sqlAnnouncementRequest,
+		"due pushes": sqlDuePushes, "put push": sqlPutPush, "unsent": sqlUnsent, "taken": sqlTaken, "push gone": sqlPushGone, "push move": sqlPushMove,
+		"push newer": sqlPushNewer, "hush": sqlHush, "hush new": sqlHushNew, "mutes": sqlMutes,
+	}
+	for i, query := range sqlExpire {
+		queries[fmt.Sprint("expire ", i)] = query
+	}
+	for name, query := range queries {
 		args := make([]any, strings.Count(query, "?"))
 		for i := range args {
 			args[i] = "1"

@@ -42,14 +42,13 @@ const sqlPutPush = `INSERT INTO push (user_id, conversation_id, seq, message_id,
 SELECT m.user_id, m.conversation_id, ?, ?, ?, ?, 0, 1, ? FROM member m WHERE m.user_id = ? AND m.conversation_id = ? AND m.role > 0 AND m.read < ?
   AND NOT EXISTS (SELECT 1 FROM mute x WHERE x.user_id = m.user_id AND x.conversation_id = m.conversation_id AND x.until_ms > ?)
 ON CONFLICT (user_id, conversation_id) DO UPDATE SET seq = excluded.seq, message_id = excluded.message_id, at_ms = excluded.at_ms,
-  due_ms = CASE WHEN state = 2 OR state = 1 AND tries > 0 THEN max(excluded.due_ms, due_ms) ELSE excluded.due_ms END,
-  tries = CASE WHEN state IN (2, 3) OR tries > 0 THEN 1 ELSE 0 END, state = 1, sender = excluded.sender WHERE seq < excluded.seq`
+  due_ms = CASE WHEN state = 2 OR state = 1 AND (told OR tries > 0) THEN max(excluded.due_ms, due_ms) ELSE excluded.due_ms END,
+  told = told OR state IN (2, 3), tries = 0, state = 1, sender = excluded.sender WHERE seq < excluded.seq`
 
 // putPush makes a push due, unless the conversation is muted. It takes the place of
-// an older one of its conversation: tries above 0 remember that the user may have
-// been told of that, which is withdrawn when the conversation is read. If the user
-// was, the newer one waits until the pause is over that the older one left in
-// due_ms.
+// an older one of its conversation: told remembers that the user may have been told
+// of that, which is withdrawn when the conversation is read. If the older one was
+// tried, the newer one waits until the pause is over that it left in due_ms.
 func (t *tx) putPush(p store.Push) error {
 	now := t.now.UnixMilli()
 	_, err := t.exec(sqlPutPush, p.Seq, p.MessageID, now, now, string(p.Sender), string(p.User), string(p.Conversation), p.Seq, now)
@@ -57,8 +56,8 @@ func (t *tx) putPush(p store.Push) error {
 }
 
 const (
-	sqlUnsent = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND seq <= ? AND state IN (1, 4) AND tries = 0`
-	sqlTaken  = `UPDATE push SET state = 3, due_ms = ?, tries = 0 WHERE user_id = ? AND conversation_id = ? AND seq <= ? AND (state = 2 OR state IN (1, 4) AND tries > 0)`
+	sqlUnsent = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND seq <= ? AND state IN (1, 4) AND NOT told`
+	sqlTaken  = `UPDATE push SET state = 3, due_ms = ?, tries = 0 WHERE user_id = ? AND conversation_id = ? AND seq <= ? AND (state = 2 OR state IN (1, 4) AND told)`
 )
 
 // withdraw takes back what a user was told of and has read now.
@@ -91,10 +90,10 @@ func (s *Store) DuePushes(ctx context.Context, now time.Time, limit int) ([]stor
 
 const (
 	sqlPushGone = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND seq = ? AND state = ?`
-	sqlPushMove = `UPDATE push SET state = ?, due_ms = ?, tries = ? WHERE user_id = ? AND conversation_id = ? AND seq = ? AND state = ?`
-	// sqlPushNewer notes in a row with a newer message that its user was told of the
-	// older one.
-	sqlPushNewer = `UPDATE push SET due_ms = max(due_ms, ?), tries = max(tries, 1) WHERE user_id = ? AND conversation_id = ? AND seq > ? AND state = 1`
+	sqlPushMove = `UPDATE push SET state = ?, due_ms = ?, tries = ?, told = told OR ? WHERE user_id = ? AND conversation_id = ? AND seq = ? AND state = ?`
+	// sqlPushNewer notes in a row with a newer message that its user may have been
+	// told of the older one.
+	sqlPushNewer = `UPDATE push SET due_ms = max(due_ms, ?), told = 1 WHERE user_id = ? AND conversation_id = ? AND seq > ? AND state = 1`
 	// sqlPushBack brings a row back to be withdrawn that went, because it was read,
 	// while its user was told.
 	sqlPushBack = `INSERT INTO push (user_id, conversation_id, seq, message_id, at_ms, due_ms, tries, state, sender) VALUES (?, ?, ?, ?, ?, ?, 0, 3, ?)
@@ -123,8 +122,8 @@ func (t *tx) settlePush(d store.PushResult) error {
 	if d.Next == d.State {
 		tries++
 	}
-	n, err := t.exec(sqlPushMove, d.Next, millis(d.Again), tries, string(d.User), string(d.Conversation), d.Seq, d.State)
-	if err != nil || n > 0 || d.State != store.PushDue || d.Next != store.PushSent {
+	n, err := t.exec(sqlPushMove, d.Next, millis(d.Again), tries, d.Tells(), string(d.User), string(d.Conversation), d.Seq, d.State)
+	if err != nil || n > 0 || !d.Tells() {
 		return err
 	}
 	if n, err = t.exec(sqlPushNewer, millis(d.Again), string(d.User), string(d.Conversation), d.Seq); err != nil || n > 0 {
@@ -190,7 +189,7 @@ const (
   ON CONFLICT (user_id, conversation_id) DO UPDATE SET until_ms = excluded.until_ms`
 	sqlUnmute  = `DELETE FROM mute WHERE user_id = ? AND conversation_id = ?`
 	sqlIsHere  = `SELECT EXISTS (SELECT 1 FROM member WHERE user_id = ? AND conversation_id = ? AND role > 0)`
-	sqlHush    = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND state IN (1, 4) AND tries = 0`
+	sqlHush    = `DELETE FROM push WHERE user_id = ? AND conversation_id = ? AND state IN (1, 4) AND NOT told`
 	sqlHushNew = `UPDATE push SET state = 2 WHERE user_id = ? AND conversation_id = ? AND state IN (1, 4)`
 	sqlMutes   = `SELECT conversation_id, until_ms FROM mute WHERE user_id = ? AND conversation_id > ? AND until_ms > ? ORDER BY conversation_id LIMIT ?`
 )

@@ -27,14 +27,14 @@ const (
 	sqlScheduledAll = `SELECT ` + scheduledColumns + ` FROM scheduled s
   WHERE (s.due_ms, s.id) > (?, ?) AND (? OR s.state IN (1, 2)) ORDER BY s.due_ms, s.id LIMIT ?`
 	sqlCancelScheduled = `UPDATE scheduled SET state = 5, ended_ms = ?1 WHERE id = ?2 AND state = 1`
-	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state = 2 AND token <> ?2 AND next_ms > ?1`
+	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state = 2 AND next_ms > ?1`
 	sqlTurnScheduled   = `SELECT ` + scheduledColumns + `, coalesce((SELECT u.disabled FROM user u WHERE u.id = s.sender), 0)
   FROM scheduled s WHERE s.state IN (1, 2) AND s.next_ms <= ? ORDER BY s.next_ms, s.id LIMIT ?`
 	sqlClaimScheduled  = `UPDATE scheduled SET state = 2, token = ?, next_ms = ? WHERE id = ?`
 	sqlSettleScheduled = `UPDATE scheduled SET state = ?1, reason = ?2, message_id = ?3, seq = ?4, next_ms = CASE ?1 WHEN 2 THEN ?5 ELSE next_ms END,
   tries = tries + (?1 = 2), ended_ms = CASE ?1 WHEN 2 THEN 0 ELSE ?6 END WHERE id = ?7 AND state = 2`
 	sqlTrimScheduled   = `DELETE FROM scheduled WHERE id IN (SELECT id FROM scheduled WHERE state > 2 AND ended_ms < ? ORDER BY ended_ms LIMIT ?)`
-	sqlScheduledCounts = `SELECT count(*), coalesce(min(next_ms), 0) FROM scheduled WHERE state IN (1, 2)`
+	sqlScheduledCounts = `SELECT (SELECT count(*) FROM scheduled WHERE state IN (1, 2)), coalesce((SELECT min(next_ms) FROM scheduled WHERE state IN (1, 2)), 0)`
 )
 
 // PutScheduled is store.Schedules'.
@@ -123,8 +123,8 @@ func (s *Store) Scheduled(ctx context.Context, q store.ScheduledQuery) ([]store.
 	switch {
 	case q.Limit < 1 || q.Limit > store.MaxScheduledPage:
 		return nil, fmt.Errorf("%s: a page of %d", op, q.Limit)
-	case q.Single != 0:
-		query, args = sqlScheduledOne, []any{q.Single, string(q.User)}
+	case q.Request != "":
+		query, args = sqlScheduledRequest, []any{string(q.User), string(q.Request)}
 	case q.User != "":
 		query, args = sqlScheduledOf, append([]any{string(q.User)}, args...)
 	}
@@ -170,7 +170,7 @@ func (s *Store) ClaimScheduled(ctx context.Context, p store.Proof, q store.Sched
 	var out []store.Scheduled
 	err := s.proved(ctx, op, p, func(t *tx) error {
 		if q.First {
-			n, err := t.exec(sqlReviveScheduled, millis(q.Now), p.Token)
+			n, err := t.exec(sqlReviveScheduled, millis(q.Now))
 			if err != nil {
 				return err
 			}

@@ -112,6 +112,7 @@ func (s *Store) Ping(ctx context.Context) error { return fault("store.Ping", s.w
 // Close is store.MessageStore's.
 func (s *Store) Close() error {
 	s.closing.Store(true)
+	s.intake.Close()
 	s.w.turn <- struct{}{}
 	defer func() { <-s.w.turn }()
 	if s.w.closed {

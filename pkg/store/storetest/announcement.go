@@ -22,9 +22,9 @@ func announcements(k *kit) {
 		}
 		return a
 	}
-	list := func(at time.Time, want ...int64) {
+	ask := func(q store.AnnouncementQuery, want ...int64) {
 		k.Helper()
-		got, err := k.s.Announcements(k.ctx(), at)
+		got, err := k.s.Announcements(k.ctx(), q)
 		k.must(err)
 		var seqs []int64
 		for _, a := range got {
@@ -34,6 +34,7 @@ func announcements(k *kit) {
 			k.Errorf("announcements: %v, want %v", seqs, want)
 		}
 	}
+	list := func(at time.Time, want ...int64) { k.Helper(); ask(store.AnnouncementQuery{At: at}, want...) }
 	version := func() int64 {
 		k.Helper()
 		v, err := k.s.AnnouncementVersion(k.ctx())
@@ -60,7 +61,7 @@ func announcements(k *kit) {
 	list(now.Add(time.Minute), 1)
 	for range 2 {
 		a, err := k.s.WithdrawAnnouncement(k.ctx(), 1, now.Add(time.Second))
-		if k.must(err); !a.Withdrawn.Equal(now.Add(time.Second)) || version() != 3 {
+		if k.must(err); !a.Withdrawn.Equal(now.Add(time.Second)) || a.Withdrawal != 3 || version() != 3 {
 			k.Errorf("withdrawn: %+v, version %d", a, version())
 		}
 	}
@@ -69,6 +70,13 @@ func announcements(k *kit) {
 	}
 	list(now, 2)
 	list(time.Time{}, 1, 2)
+	ask(store.AnnouncementQuery{At: now, Withdrawn: true}, 1)
+	ask(store.AnnouncementQuery{At: now.Add(time.Hour), Withdrawn: true}) // it has expired as well
+	ask(store.AnnouncementQuery{Limit: 1}, 2)
+	ask(store.AnnouncementQuery{Limit: 1, Before: 2}, 1)
+	ask(store.AnnouncementQuery{Before: 1})
+	ask(store.AnnouncementQuery{Request: first.RequestID}, 1)
+	ask(store.AnnouncementQuery{Request: uuid()})
 	old := k.fence("scheduler", 1).Proof()
 	lead := k.fence("scheduler", 2).Proof()
 	if _, err := k.s.TrimAnnouncements(k.ctx(), old, now.Add(time.Hour)); !errors.Is(err, store.ErrFenced) {
@@ -78,7 +86,7 @@ func announcements(k *kit) {
 		k.Errorf("%d went, %v", n, err)
 	}
 	list(time.Time{}, 2)
-	// Many at once get numbers without a hole, in the order in which they are seen.
+	// Many at once get numbers, those after the withdrawal, without a hole, in the order in which they are seen.
 	var wg sync.WaitGroup
 	for i := range 8 {
 		a := store.Announcement{RequestID: uuid(), Text: fmt.Sprint("many ", i), Created: now, Expires: now.Add(time.Hour)}
@@ -89,7 +97,7 @@ func announcements(k *kit) {
 		})
 	}
 	wg.Wait()
-	list(now, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+	list(now, 2, 4, 5, 6, 7, 8, 9, 10, 11)
 	for i := 9; i < store.MaxAnnouncements; i++ {
 		put("x", time.Hour)
 	}

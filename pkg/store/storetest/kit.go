@@ -109,6 +109,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"pushes collapse, and are withdrawn when read", pushRows},
 		{"reading is faster than telling", pushReadMeanwhile},
 		{"a notice takes the place of one that was told", pushNewer},
+		{"who was refused was told of nothing", pushRefused},
 		{"muted conversations are not told of", pushMuted},
 		{"badges count what is unread", badges},
 		{"rows of jobs are kept, and a leader that was followed writes none", jobRows},

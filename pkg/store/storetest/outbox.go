@@ -403,7 +403,7 @@ func pushRows(k *kit) {
 	}
 	list, err := k.s.DuePushes(k.ctx(), again, 10)
 	k.must(err)
-	if len(list) != 1 || list[0].Tries != 2 { // one of them is that of the older message
+	if len(list) != 1 || list[0].Tries != 1 { // those of the older message are its own
 		k.Fatalf("after a try: %+v", list)
 	}
 	settle(store.PushResult{Push: list[0], Next: store.PushSent})
@@ -483,6 +483,42 @@ func pushNewer(k *kit) {
 	k.read(d, "b", five.Seq)
 	if list = k.due(); len(list) != 1 || list[0].State != store.PushWithdraw {
 		k.Errorf("the older one was being told: %+v", list)
+	}
+}
+
+// Who was refused, or muted the conversation then, was told of nothing that would be
+// withdrawn; who may have been told was.
+func pushRefused(k *kit) {
+	p := k.fed()
+	d := direct("a", "b")
+	try := func(told bool) im.Seq {
+		k.Helper()
+		seq := k.sent(to("a", "b", fmt.Sprint(time.Now().UnixNano())))
+		k.pushed(p, []store.Push{{User: "b", Conversation: d, Seq: seq, MessageID: im.MessageID(seq), Sender: "a"}})
+		for range 2 {
+			list := k.due()
+			if len(list) != 1 {
+				k.Fatalf("due: %+v", list)
+			}
+			k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: list[0], Next: store.PushDue, Again: time.Now(), Told: told}}))
+		}
+		return seq
+	}
+	for _, told := range []bool{false, true} {
+		k.read(d, "b", try(told))
+		list := k.due()
+		if len(list) == 1 != told || told && list[0].State != store.PushWithdraw {
+			k.Errorf("tried and read, told %v: %+v", told, list)
+		}
+		for _, one := range list {
+			k.must(k.s.SettlePushes(k.ctx(), p, []store.PushResult{{Push: one, Gone: true}}))
+		}
+	}
+	seq := try(false)
+	k.must(k.s.SetMute(k.ctx(), d, "b", time.Now().Add(time.Hour)))
+	k.read(d, "b", seq)
+	if list := k.due(); len(list) != 0 {
+		k.Errorf("refused, muted and read: %+v", list)
 	}
 }
 

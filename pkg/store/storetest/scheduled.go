@@ -153,6 +153,8 @@ func scheduledClaims(k *kit) {
 	}
 	claim(old, at, true, b.ID, a.ID)
 	claim(old, at, false)
+	claim(old, at, true, b.ID, a.ID) // as if the answer had not come
+	claim(old, at, false)
 	k.must(k.s.SettleScheduled(k.ctx(), old, []store.ScheduledResult{
 		{ID: b.ID, State: store.ScheduledDropped, Reason: clientv1.Reason_REASON_FORBIDDEN, At: at},
 		{ID: a.ID, State: store.ScheduledSending, Again: at.Add(time.Second / 2)},
@@ -174,11 +176,14 @@ func scheduledClaims(k *kit) {
 		k.Errorf("cancelled while it is sent: %+v, %v", got, err)
 	}
 	k.must(k.s.SettleScheduled(k.ctx(), lead, []store.ScheduledResult{{ID: a.ID, State: store.ScheduledSent, MessageID: 77, Seq: 5, At: at}}))
-	one := k.scheduled(store.ScheduledQuery{Single: a.ID})
+	one := k.scheduled(store.ScheduledQuery{Request: a.RequestID, User: "anna"})
 	if len(one) != 1 || one[0].State != store.ScheduledSent || one[0].MessageID != 77 || one[0].Seq != 5 || !one[0].Ended.Equal(at) {
 		k.Errorf("sent: %+v", one)
 	}
-	one = k.scheduled(store.ScheduledQuery{Single: b.ID, User: "bob"})
+	if none := k.scheduled(store.ScheduledQuery{Request: a.RequestID, User: "bob"}); len(none) != 0 {
+		k.Errorf("the request of another user: %+v", none)
+	}
+	one = k.scheduled(store.ScheduledQuery{Request: b.RequestID, User: "bob"})
 	if len(one) != 1 || one[0].State != store.ScheduledDropped || one[0].Reason != clientv1.Reason_REASON_FORBIDDEN {
 		k.Errorf("dropped: %+v", one)
 	}

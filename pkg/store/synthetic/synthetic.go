@@ -123,6 +123,11 @@ func (s *source) Export(ctx context.Context, t store.Table, after string, limit 
 			b.Entries = append(b.Entries, e)
 			return err
 		}
+	case store.PostedUpTo:
+		rows, add = 1, func(int64) error {
+			b.PostedUpTo = append(b.PostedUpTo, store.AnnouncedUpTo{}) // there were none
+			return nil
+		}
 	}
 	to := min(rows, from+int64(limit))
 	for n := from; n < to; n++ {

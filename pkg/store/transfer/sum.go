@@ -61,6 +61,7 @@ func (s *sum) add(b *store.Batch) {
 		r := &b.LastSeen[i]
 		s.row(f.begin().text(string(r.User)).time(r.At).b)
 	}
+	s.later(&f, b)
 	for i := range b.Revocations {
 		r := &b.Revocations[i]
 		s.row(f.begin().text(string(r.User)).text(string(r.Login)).time(r.IssuedBefore).num(int64(r.Reason)).time(r.Until).b)
@@ -95,6 +96,31 @@ func (s *sum) add(b *store.Batch) {
 	for i := range b.FenceTokens {
 		r := &b.FenceTokens[i]
 		s.row(f.begin().text(r.Name).num(r.Token).text(r.Holder).text(r.Cluster).num(r.Revision).time(r.Claimed).b)
+	}
+}
+
+// later adds the rows of what is still to be told or sent.
+func (s *sum) later(f *fields, b *store.Batch) {
+	for i := range b.Online {
+		s.row(f.begin().text(string(b.Online[i].User)).b)
+	}
+	for i := range b.PushRows {
+		r := &b.PushRows[i]
+		s.row(f.begin().text(string(r.User)).text(string(r.Conversation)).num(int64(r.Seq)).num(int64(r.MessageID)).text(string(r.Sender)).
+			num(int64(r.State)).time(r.At).time(r.Due).num(int64(r.Tries)).flag(r.Told).b)
+	}
+	for i := range b.Later {
+		r := &b.Later[i]
+		s.row(f.begin().num(r.ID).text(string(r.RequestID)).text(string(r.ClientMessageID)).text(string(r.Conversation)).text(string(r.Peer)).
+			text(string(r.Sender)).bytes(r.Content).bytes(r.BodyHash[:]).time(r.Due).time(r.Turn).time(r.Created).num(int64(r.State)).num(int64(r.Tries)).
+			num(int64(r.Reason)).num(int64(r.MessageID)).num(int64(r.Seq)).time(r.Ended).b)
+	}
+	for i := range b.Posted {
+		r := &b.Posted[i]
+		s.row(f.begin().num(r.Seq).text(string(r.RequestID)).text(r.Text).time(r.Created).time(r.Expires).time(r.Withdrawn).num(r.Withdrawal).b)
+	}
+	for i := range b.PostedUpTo {
+		s.row(f.begin().num(b.PostedUpTo[i].Seq).num(b.PostedUpTo[i].Version).b)
 	}
 }
 

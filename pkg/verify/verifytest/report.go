@@ -37,6 +37,7 @@ func (g *generator) report() {
 	if !g.size.Plain {
 		g.plane()
 		g.where()
+		g.effects()
 	}
 }
 

@@ -5712,9 +5712,13 @@ func (x *WithdrawResponse) GetAnnouncement() *imdv1.AnnouncementInfo {
 	return nil
 }
 
-// ListAnnouncementsRequest is empty.
+// ListAnnouncementsRequest asks for the newest announcements.
 type ListAnnouncementsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of those with a lower number; 0 = of all.
+	BeforeSeq int64 `protobuf:"varint,1,opt,name=before_seq,json=beforeSeq,proto3" json:"before_seq,omitempty"`
+	// At most 100; 0 = 100.
+	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5749,10 +5753,26 @@ func (*ListAnnouncementsRequest) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{95}
 }
 
-// ListAnnouncementsResponse has the newest announcements, in order; at most 100.
+func (x *ListAnnouncementsRequest) GetBeforeSeq() int64 {
+	if x != nil {
+		return x.BeforeSeq
+	}
+	return 0
+}
+
+func (x *ListAnnouncementsRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListAnnouncementsResponse has announcements, in order.
 type ListAnnouncementsResponse struct {
 	state         protoimpl.MessageState    `protogen:"open.v1"`
 	Announcements []*imdv1.AnnouncementInfo `protobuf:"bytes,1,rep,name=announcements,proto3" json:"announcements,omitempty"`
+	// There may be some with lower numbers.
+	More          bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5794,6 +5814,13 @@ func (x *ListAnnouncementsResponse) GetAnnouncements() []*imdv1.AnnouncementInfo
 	return nil
 }
 
+func (x *ListAnnouncementsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
 // ProclaimRequest is all that is in force.
 type ProclaimRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -5804,7 +5831,10 @@ type ProclaimRequest struct {
 	// In order.
 	Announcements []*clientv1.Announcement `protobuf:"bytes,3,rep,name=announcements,proto3" json:"announcements,omitempty"`
 	// Of the store they are from.
-	DataEpoch     string `protobuf:"bytes,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	DataEpoch string `protobuf:"bytes,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	// The newest of those that would be in force if they were not withdrawn, in the
+	// order of that. They have no text.
+	Withdrawn     []*clientv1.Announcement `protobuf:"bytes,5,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5865,6 +5895,13 @@ func (x *ProclaimRequest) GetDataEpoch() string {
 		return x.DataEpoch
 	}
 	return ""
+}
+
+func (x *ProclaimRequest) GetWithdrawn() []*clientv1.Announcement {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return nil
 }
 
 // ProclaimResponse says who has taken them in.
@@ -6288,16 +6325,21 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x0fWithdrawRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\"P\n" +
 	"\x10WithdrawResponse\x12<\n" +
-	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\"\x1a\n" +
-	"\x18ListAnnouncementsRequest\"[\n" +
+	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\"O\n" +
+	"\x18ListAnnouncementsRequest\x12\x1d\n" +
+	"\n" +
+	"before_seq\x18\x01 \x01(\x03R\tbeforeSeq\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\"o\n" +
 	"\x19ListAnnouncementsResponse\x12>\n" +
-	"\rannouncements\x18\x01 \x03(\v2\x18.imd.v1.AnnouncementInfoR\rannouncements\"\xc3\x01\n" +
+	"\rannouncements\x18\x01 \x03(\v2\x18.imd.v1.AnnouncementInfoR\rannouncements\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xfe\x01\n" +
 	"\x0fProclaimRequest\x124\n" +
 	"\x06leader\x18\x01 \x01(\v2\x1c.imd.internal.v1.LeaderProofR\x06leader\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12A\n" +
 	"\rannouncements\x18\x03 \x03(\v2\x1b.imd.client.v1.AnnouncementR\rannouncements\x12\x1d\n" +
 	"\n" +
-	"data_epoch\x18\x04 \x01(\tR\tdataEpoch\"+\n" +
+	"data_epoch\x18\x04 \x01(\tR\tdataEpoch\x129\n" +
+	"\twithdrawn\x18\x05 \x03(\v2\x1b.imd.client.v1.AnnouncementR\twithdrawn\"+\n" +
 	"\x10ProclaimResponse\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId2\xe5\t\n" +
 	"\fStateService\x12X\n" +
@@ -6538,83 +6580,84 @@ var file_imd_internal_v1_internal_proto_depIdxs = []int32{
 	114, // 62: imd.internal.v1.ListAnnouncementsResponse.announcements:type_name -> imd.v1.AnnouncementInfo
 	76,  // 63: imd.internal.v1.ProclaimRequest.leader:type_name -> imd.internal.v1.LeaderProof
 	115, // 64: imd.internal.v1.ProclaimRequest.announcements:type_name -> imd.client.v1.Announcement
-	0,   // 65: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
-	6,   // 66: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
-	15,  // 67: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
-	19,  // 68: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
-	21,  // 69: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
-	24,  // 70: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
-	26,  // 71: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
-	29,  // 72: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
-	32,  // 73: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
-	34,  // 74: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
-	36,  // 75: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
-	38,  // 76: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
-	40,  // 77: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
-	42,  // 78: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
-	44,  // 79: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
-	46,  // 80: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
-	48,  // 81: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
-	50,  // 82: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
-	53,  // 83: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
-	55,  // 84: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
-	58,  // 85: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
-	60,  // 86: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
-	63,  // 87: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
-	65,  // 88: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
-	67,  // 89: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
-	91,  // 90: imd.internal.v1.DirectoryService.Announce:input_type -> imd.internal.v1.AnnounceRequest
-	93,  // 91: imd.internal.v1.DirectoryService.Withdraw:input_type -> imd.internal.v1.WithdrawRequest
-	95,  // 92: imd.internal.v1.DirectoryService.ListAnnouncements:input_type -> imd.internal.v1.ListAnnouncementsRequest
-	70,  // 93: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
-	72,  // 94: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
-	75,  // 95: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
-	80,  // 96: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
-	82,  // 97: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
-	84,  // 98: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
-	89,  // 99: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
-	97,  // 100: imd.internal.v1.GatewayService.Proclaim:input_type -> imd.internal.v1.ProclaimRequest
-	4,   // 101: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
-	14,  // 102: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
-	17,  // 103: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
-	20,  // 104: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
-	22,  // 105: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
-	25,  // 106: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
-	27,  // 107: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
-	30,  // 108: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
-	33,  // 109: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
-	35,  // 110: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
-	37,  // 111: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
-	39,  // 112: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
-	41,  // 113: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
-	43,  // 114: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
-	45,  // 115: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
-	47,  // 116: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
-	49,  // 117: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
-	51,  // 118: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
-	54,  // 119: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
-	56,  // 120: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
-	59,  // 121: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
-	61,  // 122: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
-	64,  // 123: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
-	66,  // 124: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
-	68,  // 125: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
-	92,  // 126: imd.internal.v1.DirectoryService.Announce:output_type -> imd.internal.v1.AnnounceResponse
-	94,  // 127: imd.internal.v1.DirectoryService.Withdraw:output_type -> imd.internal.v1.WithdrawResponse
-	96,  // 128: imd.internal.v1.DirectoryService.ListAnnouncements:output_type -> imd.internal.v1.ListAnnouncementsResponse
-	71,  // 129: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
-	74,  // 130: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
-	79,  // 131: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
-	81,  // 132: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
-	83,  // 133: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
-	85,  // 134: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
-	90,  // 135: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
-	98,  // 136: imd.internal.v1.GatewayService.Proclaim:output_type -> imd.internal.v1.ProclaimResponse
-	101, // [101:137] is the sub-list for method output_type
-	65,  // [65:101] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	115, // 65: imd.internal.v1.ProclaimRequest.withdrawn:type_name -> imd.client.v1.Announcement
+	0,   // 66: imd.internal.v1.StateService.Submit:input_type -> imd.internal.v1.SubmitRequest
+	6,   // 67: imd.internal.v1.StateService.Change:input_type -> imd.internal.v1.ChangeRequest
+	15,  // 68: imd.internal.v1.StateService.Mark:input_type -> imd.internal.v1.MarkRequest
+	19,  // 69: imd.internal.v1.StateService.Sync:input_type -> imd.internal.v1.SyncRequest
+	21,  // 70: imd.internal.v1.StateService.SyncMany:input_type -> imd.internal.v1.SyncManyRequest
+	24,  // 71: imd.internal.v1.StateService.History:input_type -> imd.internal.v1.HistoryRequest
+	26,  // 72: imd.internal.v1.StateService.Members:input_type -> imd.internal.v1.MembersRequest
+	29,  // 73: imd.internal.v1.StateService.Heads:input_type -> imd.internal.v1.HeadsRequest
+	32,  // 74: imd.internal.v1.StateService.ClearHistory:input_type -> imd.internal.v1.ClearHistoryRequest
+	34,  // 75: imd.internal.v1.StateService.Schedule:input_type -> imd.internal.v1.ScheduleRequest
+	36,  // 76: imd.internal.v1.StateService.ListScheduled:input_type -> imd.internal.v1.ListScheduledRequest
+	38,  // 77: imd.internal.v1.StateService.CancelScheduled:input_type -> imd.internal.v1.CancelScheduledRequest
+	40,  // 78: imd.internal.v1.StateService.Health:input_type -> imd.internal.v1.HealthRequest
+	42,  // 79: imd.internal.v1.DirectoryService.User:input_type -> imd.internal.v1.UserRequest
+	44,  // 80: imd.internal.v1.DirectoryService.SetUser:input_type -> imd.internal.v1.SetUserRequest
+	46,  // 81: imd.internal.v1.DirectoryService.SetBlock:input_type -> imd.internal.v1.SetBlockRequest
+	48,  // 82: imd.internal.v1.DirectoryService.SetMute:input_type -> imd.internal.v1.SetMuteRequest
+	50,  // 83: imd.internal.v1.DirectoryService.Mutes:input_type -> imd.internal.v1.MutesRequest
+	53,  // 84: imd.internal.v1.DirectoryService.Admit:input_type -> imd.internal.v1.AdmitRequest
+	55,  // 85: imd.internal.v1.DirectoryService.AdmitMany:input_type -> imd.internal.v1.AdmitManyRequest
+	58,  // 86: imd.internal.v1.DirectoryService.Revoke:input_type -> imd.internal.v1.RevokeRequest
+	60,  // 87: imd.internal.v1.DirectoryService.Prove:input_type -> imd.internal.v1.ProveRequest
+	63,  // 88: imd.internal.v1.DirectoryService.PutKey:input_type -> imd.internal.v1.PutKeyRequest
+	65,  // 89: imd.internal.v1.DirectoryService.Visible:input_type -> imd.internal.v1.VisibleRequest
+	67,  // 90: imd.internal.v1.DirectoryService.LastSeen:input_type -> imd.internal.v1.LastSeenRequest
+	91,  // 91: imd.internal.v1.DirectoryService.Announce:input_type -> imd.internal.v1.AnnounceRequest
+	93,  // 92: imd.internal.v1.DirectoryService.Withdraw:input_type -> imd.internal.v1.WithdrawRequest
+	95,  // 93: imd.internal.v1.DirectoryService.ListAnnouncements:input_type -> imd.internal.v1.ListAnnouncementsRequest
+	70,  // 94: imd.internal.v1.DirectoryService.Keys:input_type -> imd.internal.v1.KeysRequest
+	72,  // 95: imd.internal.v1.PushService.Fanout:input_type -> imd.internal.v1.FanoutRequest
+	75,  // 96: imd.internal.v1.GatewayService.Deliver:input_type -> imd.internal.v1.DeliverRequest
+	80,  // 97: imd.internal.v1.GatewayService.Kick:input_type -> imd.internal.v1.KickRequest
+	82,  // 98: imd.internal.v1.GatewayService.Probe:input_type -> imd.internal.v1.ProbeRequest
+	84,  // 99: imd.internal.v1.GatewayService.Follow:input_type -> imd.internal.v1.FollowRequest
+	89,  // 100: imd.internal.v1.GatewayService.Show:input_type -> imd.internal.v1.ShowRequest
+	97,  // 101: imd.internal.v1.GatewayService.Proclaim:input_type -> imd.internal.v1.ProclaimRequest
+	4,   // 102: imd.internal.v1.StateService.Submit:output_type -> imd.internal.v1.SubmitResponse
+	14,  // 103: imd.internal.v1.StateService.Change:output_type -> imd.internal.v1.ChangeResponse
+	17,  // 104: imd.internal.v1.StateService.Mark:output_type -> imd.internal.v1.MarkResponse
+	20,  // 105: imd.internal.v1.StateService.Sync:output_type -> imd.internal.v1.SyncResponse
+	22,  // 106: imd.internal.v1.StateService.SyncMany:output_type -> imd.internal.v1.SyncManyResponse
+	25,  // 107: imd.internal.v1.StateService.History:output_type -> imd.internal.v1.HistoryResponse
+	27,  // 108: imd.internal.v1.StateService.Members:output_type -> imd.internal.v1.MembersResponse
+	30,  // 109: imd.internal.v1.StateService.Heads:output_type -> imd.internal.v1.HeadsResponse
+	33,  // 110: imd.internal.v1.StateService.ClearHistory:output_type -> imd.internal.v1.ClearHistoryResponse
+	35,  // 111: imd.internal.v1.StateService.Schedule:output_type -> imd.internal.v1.ScheduleResponse
+	37,  // 112: imd.internal.v1.StateService.ListScheduled:output_type -> imd.internal.v1.ListScheduledResponse
+	39,  // 113: imd.internal.v1.StateService.CancelScheduled:output_type -> imd.internal.v1.CancelScheduledResponse
+	41,  // 114: imd.internal.v1.StateService.Health:output_type -> imd.internal.v1.HealthResponse
+	43,  // 115: imd.internal.v1.DirectoryService.User:output_type -> imd.internal.v1.UserResponse
+	45,  // 116: imd.internal.v1.DirectoryService.SetUser:output_type -> imd.internal.v1.SetUserResponse
+	47,  // 117: imd.internal.v1.DirectoryService.SetBlock:output_type -> imd.internal.v1.SetBlockResponse
+	49,  // 118: imd.internal.v1.DirectoryService.SetMute:output_type -> imd.internal.v1.SetMuteResponse
+	51,  // 119: imd.internal.v1.DirectoryService.Mutes:output_type -> imd.internal.v1.MutesResponse
+	54,  // 120: imd.internal.v1.DirectoryService.Admit:output_type -> imd.internal.v1.AdmitResponse
+	56,  // 121: imd.internal.v1.DirectoryService.AdmitMany:output_type -> imd.internal.v1.AdmitManyResponse
+	59,  // 122: imd.internal.v1.DirectoryService.Revoke:output_type -> imd.internal.v1.RevokeResponse
+	61,  // 123: imd.internal.v1.DirectoryService.Prove:output_type -> imd.internal.v1.ProveResponse
+	64,  // 124: imd.internal.v1.DirectoryService.PutKey:output_type -> imd.internal.v1.PutKeyResponse
+	66,  // 125: imd.internal.v1.DirectoryService.Visible:output_type -> imd.internal.v1.VisibleResponse
+	68,  // 126: imd.internal.v1.DirectoryService.LastSeen:output_type -> imd.internal.v1.LastSeenResponse
+	92,  // 127: imd.internal.v1.DirectoryService.Announce:output_type -> imd.internal.v1.AnnounceResponse
+	94,  // 128: imd.internal.v1.DirectoryService.Withdraw:output_type -> imd.internal.v1.WithdrawResponse
+	96,  // 129: imd.internal.v1.DirectoryService.ListAnnouncements:output_type -> imd.internal.v1.ListAnnouncementsResponse
+	71,  // 130: imd.internal.v1.DirectoryService.Keys:output_type -> imd.internal.v1.KeysResponse
+	74,  // 131: imd.internal.v1.PushService.Fanout:output_type -> imd.internal.v1.FanoutResponse
+	79,  // 132: imd.internal.v1.GatewayService.Deliver:output_type -> imd.internal.v1.DeliverResponse
+	81,  // 133: imd.internal.v1.GatewayService.Kick:output_type -> imd.internal.v1.KickResponse
+	83,  // 134: imd.internal.v1.GatewayService.Probe:output_type -> imd.internal.v1.ProbeResponse
+	85,  // 135: imd.internal.v1.GatewayService.Follow:output_type -> imd.internal.v1.FollowResponse
+	90,  // 136: imd.internal.v1.GatewayService.Show:output_type -> imd.internal.v1.ShowResponse
+	98,  // 137: imd.internal.v1.GatewayService.Proclaim:output_type -> imd.internal.v1.ProclaimResponse
+	102, // [102:138] is the sub-list for method output_type
+	66,  // [66:102] is the sub-list for method input_type
+	66,  // [66:66] is the sub-list for extension type_name
+	66,  // [66:66] is the sub-list for extension extendee
+	0,   // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_imd_internal_v1_internal_proto_init() }

@@ -385,6 +385,89 @@ describe("moving", () => {
     expect(client.state.phase).toBe("online");
   });
 
+  it("shows what comes on both connections once and in order, and acknowledges it on the new one", async () => {
+    await online(2);
+    const old = FakeSocket.last;
+    await old.say(drain);
+    await old.say(deliver(entry(3)));
+    await vi.advanceTimersByTimeAsync(1_840);
+    const next = FakeSocket.last;
+    await next.open();
+    expect((await next.of("sync"))[0]!.value.cursors.map((c) => c.have)).toEqual([3n]);
+    await old.say(deliver(entry(4)));
+    await next.welcome();
+    await next.say(deliver(entry(6)));
+    await old.say(deliver(entry(5)));
+    await next.say(deliver(entry(4)));
+    expect(textsOf()).toEqual(["m1", "m2", "m3", "m4"]);
+    await next.synced([state(5, { entries: [entry(4), entry(5)], from: 4 })]);
+    expect(textsOf()).toEqual(["m1", "m2", "m3", "m4", "m5", "m6"]);
+    await vi.advanceTimersByTimeAsync(300);
+    const ranges = (await next.of("ack")).flatMap((a) => a.value.ranges.map((r) => [r.afterSeq, r.seq]));
+    expect(ranges.at(-1)![1]).toBe(6n);
+    expect(ranges[0]![0]).toBeLessThanOrEqual(3n);
+    expect(await next.of("history")).toEqual([]);
+  });
+
+  it("keeps who is online and who types, and asks on the new connection", async () => {
+    const c = await online(1);
+    const old = FakeSocket.last;
+    const stop = client.watchPresence({ users: ["bob"] });
+    await vi.advanceTimersByTimeAsync(50);
+    const presence = (isOnline: boolean): Kind => ({
+      case: "presence",
+      value: create(PresenceSchema, { users: [create(UserPresenceSchema, { userId: "bob", online: isOnline })] }),
+    });
+    await old.say(presence(true), (await old.of("watchPresence"))[0]!.id);
+    await old.say({ case: "typing", value: create(TypingSchema, { conversationId: "g_1", userId: "anna" }) });
+    const seen = new Set<unknown>();
+    client.on({ presence: () => seen.add(client.presence("bob")?.online), state: () => seen.add(client.state.phase) });
+    client.typing(c);
+    await old.say(drain);
+    await vi.advanceTimersByTimeAsync(1_840);
+    const next = FakeSocket.last;
+    await next.open();
+    await old.say(bye(4507, "superseded"));
+    expect(client.state).toMatchObject({ phase: "online", draining: true });
+    client.send(c, { text: "between" });
+    await next.welcome();
+    expect([...c.typing]).toEqual(["anna"]);
+    expect(client.presence("bob")?.online).toBe(true);
+    client.typing(c);
+    await vi.advanceTimersByTimeAsync(50);
+    expect((await next.frames()).map((f) => f.kind.case)).toEqual(["hello", "sync", "send", "typing", "watchPresence"]);
+    await old.say(presence(false));
+    expect(client.presence("bob")?.online).toBe(true);
+    seen.delete(true);
+    expect([...seen]).toEqual(["online"]);
+    stop();
+  });
+
+  it("waits if the new connection is lost after it has taken over", async () => {
+    await online();
+    const old = FakeSocket.last;
+    await old.say(drain);
+    await vi.advanceTimersByTimeAsync(1_840);
+    await FakeSocket.last.open();
+    await old.say(bye(4507, "superseded"));
+    await FakeSocket.last.drop();
+    expect(client.state).toMatchObject({ phase: "waiting", draining: false });
+    await vi.advanceTimersByTimeAsync(500);
+    await FakeSocket.last.welcome();
+    expect(client.state).toMatchObject({ phase: "online", draining: false });
+  });
+
+  it("syncs again on the old connection if the new one, which had begun to, fails", async () => {
+    await online();
+    const old = FakeSocket.last;
+    await old.say(drain);
+    await old.say({ case: "head", value: create(HeadSchema, { conversationId: "g_new", seq: 1n }) });
+    await old.frames();
+    await vi.advanceTimersByTimeAsync(1_840);
+    await FakeSocket.last.drop();
+    expect(await old.of("sync")).toHaveLength(1);
+  });
+
   it("stays on the old connection while the new one fails", async () => {
     await online();
     const old = FakeSocket.last;
@@ -795,9 +878,10 @@ describe("presence", () => {
 });
 
 describe("announcements", () => {
-  const say = (seq: number, more: { text?: string; withdrawn?: boolean } = {}): Kind => ({
+  const say = (seq: number, text = `news ${seq}`): Kind => ({ case: "announcement", value: create(AnnouncementSchema, { seq: BigInt(seq), text }) });
+  const takeBack = (seq: number, number: number): Kind => ({
     case: "announcement",
-    value: create(AnnouncementSchema, { seq: BigInt(seq), text: more.text ?? `news ${seq}`, withdrawn: more.withdrawn ?? false }),
+    value: create(AnnouncementSchema, { seq: BigInt(seq), withdrawn: true, withdrawalSeq: BigInt(number) }),
   });
 
   it("tells each once, and says in hello which it has shown", async () => {
@@ -805,9 +889,9 @@ describe("announcements", () => {
     await online(0, { announcements: { load: () => kept, save: (_, cursor) => (kept = cursor) } });
     const told: string[] = [];
     client.on({ announcement: (a) => told.push(a.text), announcementGone: (seq) => told.push(`gone ${seq}`) });
-    for (const frame of [say(3), say(4), say(4), say(6), say(5), say(4, { withdrawn: true })]) await FakeSocket.last.say(frame);
-    expect(told).toEqual(["news 4", "news 6", "gone 4"]);
-    expect(kept).toEqual({ seq: 6, epoch: "e1" });
+    for (const frame of [say(3), say(4), say(4), say(6), say(5), takeBack(4, 7), takeBack(4, 7), takeBack(6, 0)]) await FakeSocket.last.say(frame);
+    expect(told).toEqual(["news 4", "news 6", "gone 4", "gone 6"]);
+    expect(kept).toEqual({ seq: 7, epoch: "e1" });
     const hello = FakeSocket.last.envelopes.flat().find((f) => f.kind.case === "hello");
     expect(hello!.kind.value).toMatchObject({ announcementSeq: 3n, announcementEpoch: "e1" });
   });

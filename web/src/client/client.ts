@@ -68,13 +68,13 @@ export interface ClientOptions {
   store?: OutboxStore;
   /** Numbers in [0, 1); default: Math.random. */
   random?: () => number;
-  /** Keeps which announcement was shown last; default: in memory only. */
+  /** Keeps which announcement or withdrawal was told last; default: in memory only. */
   announcements?: AnnouncementStore;
   /** Makes client message ids; default: crypto.getRandomValues. */
   newId?: () => string;
 }
 
-/** Keeps which announcement a user was shown last on this device. */
+/** Keeps which announcement or withdrawal a user was told last on this device. */
 export interface AnnouncementStore {
   load(userId: string): AnnouncementCursor;
   save(userId: string, cursor: AnnouncementCursor): void;
@@ -107,7 +107,7 @@ export interface ClientEvents {
   message(conversation: Conversation, entry: Entry): void;
   /** The operator tells everybody something; each comes once. */
   announcement(announcement: Announcement): void;
-  /** An announcement was taken back: stop showing it. */
+  /** An announcement was taken back: stop showing it. It may be one that was never shown. */
   announcementGone(seq: number): void;
   /** What is known of watched users changed. */
   presence(): void;
@@ -367,7 +367,7 @@ export class Client {
   // --- Connection ---
 
   #online(welcome: Welcome): void {
-    this.#offline(); // What the connection before did not answer is not answered any more.
+    this.#pause(); // What the connection before did not answer is not answered any more.
     if (this.#dataEpoch !== "" && welcome.dataEpoch !== this.#dataEpoch) this.#resync();
     this.#dataEpoch = welcome.dataEpoch;
     this.#features = welcome.features;
@@ -380,10 +380,15 @@ export class Client {
   }
 
   #offline(): void {
-    this.#outbox.disconnected();
-    this.#marks.offline();
+    this.#pause();
     this.#presences.offline();
     this.#typings.offline(this.#conversations.values());
+  }
+
+  /** Until the sync of the next connection has ended. Who is online and who types stays known if that one took over from another. */
+  #pause(): void {
+    this.#outbox.disconnected();
+    this.#marks.offline();
     this.#timers.clear();
     this.#paused = true;
     for (const c of this.#conversations.values()) c.timeline.disconnected();
@@ -412,11 +417,12 @@ export class Client {
 
   #announcement(a: AnnouncementFrame): void {
     const seq = Number(a.seq);
-    if (a.withdrawn) return this.#tell("announcementGone", seq);
+    const number = a.withdrawn ? Number(a.withdrawalSeq) : seq; // 0 from a server that gives withdrawals none
     if (this.#announced.epoch !== this.#dataEpoch) this.#announced = { seq: 0, epoch: this.#dataEpoch };
-    if (seq <= this.#announced.seq) return;
-    this.#announced = { seq, epoch: this.#dataEpoch };
+    if (number > 0 && number <= this.#announced.seq) return;
+    this.#announced = { seq: Math.max(number, this.#announced.seq), epoch: this.#dataEpoch };
     this.#options.announcements.save(this.userId, this.#announced);
+    if (a.withdrawn) return this.#tell("announcementGone", seq);
     this.#tell("announcement", { seq, text: a.text, createdMs: Number(a.createdMs), expiresMs: Number(a.expiresMs) });
   }
 
@@ -628,7 +634,8 @@ export class Client {
       if (conn !== this.#syncing) return; // Another connection has begun its own.
       if (answer?.kind.case === "syncResult") return this.#synced(conn, answer.kind.value);
       this.#syncing = undefined;
-      if (answer) this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
+      if (!answer) return this.#syncSoon(); // Moving failed, and the old connection goes on; if there is none, this does nothing.
+      this.#timers.set("sync", syncRetryMs * (1 + this.#options.random()), () => this.#syncSoon());
     });
   }
 

@@ -57,11 +57,11 @@ export interface ConnectionOptions {
   deviceId: string;
   class: string;
   client: string;
-  /** Which announcement was shown last; undefined = none are wanted. */
+  /** Which announcement or withdrawal was told last; undefined = none are wanted. */
   announced?: () => AnnouncementCursor;
 }
 
-/** The last announcement that was shown, in which history of the server's store. */
+/** The last announcement or withdrawal that was told, in which history of the server's store. */
 export interface AnnouncementCursor {
   seq: number;
   epoch: string;

@@ -33,7 +33,7 @@ export interface LinkEvents {
   joining(conn: Connection): void;
   /** This connection is the one to use now; the one before is closed, and what it did not answer is not answered. */
   online(conn: Connection, welcome: Welcome): void;
-  /** There is no connection any more. */
+  /** There is no connection any more, and none is about to take over. */
   offline(): void;
   /** A frame that answers nothing. */
   event(frame: ServerFrame): void;
@@ -59,6 +59,8 @@ export class Link {
   #timers = new Timers();
   #conn: Connection | undefined;
   #joining: Connection | undefined;
+  /** The server has ended #conn for the one that is joining, whose welcome is on its way. */
+  #superseded = false;
   /** Counts the attempts, so that a token that comes late is not used. */
   #life = 0;
   #attempt = 0;
@@ -95,6 +97,7 @@ export class Link {
     this.#joining?.close();
     this.#conn?.close();
     this.#joining = this.#conn = undefined;
+    this.#superseded = false;
     this.#events.offline();
     this.#set({ phase: "idle", draining: false, retryAt: 0 });
   }
@@ -141,6 +144,7 @@ export class Link {
     const old = this.#conn;
     this.#conn = conn;
     this.#joining = undefined;
+    this.#superseded = false;
     old?.close();
     this.#clockOffset = Number(welcome.serverTimeMs) - Date.now();
     this.#timers.set("steady", steadyMs, () => (this.#attempt = 0));
@@ -166,12 +170,18 @@ export class Link {
       this.#conn = undefined;
       this.#timers.cancel("steady");
       this.#timers.cancel("refresh");
+      this.#superseded = this.#joining !== undefined && end.reason === "superseded";
+      if (this.#superseded) return;
       this.#events.offline();
       this.#set({ draining: false });
-      // The newer session that took over may be the one that is joining.
-      if (this.#joining && (end.reconnect || end.reason === "superseded")) return this.#set({ phase: "joining", reason: end.reason, message: end.message });
+      if (this.#joining && end.reconnect) return this.#set({ phase: "joining", reason: end.reason, message: end.message });
     } else if (conn === this.#joining) {
       this.#joining = undefined;
+      if (this.#superseded) {
+        this.#superseded = false;
+        this.#events.offline();
+        this.#set({ draining: false });
+      }
     } else {
       return;
     }

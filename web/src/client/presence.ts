@@ -135,9 +135,10 @@ export class Typings {
     this.#changed = changed;
   }
 
-  /** There is a new connection. */
+  /** There is a new connection. What was told on the one before may not have left. */
   online(features: readonly string[]): void {
     this.#supported = features.includes("typing");
+    this.#told.clear();
   }
 
   /** The user types; call it with each key. */

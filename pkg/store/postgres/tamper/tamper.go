@@ -1,7 +1,7 @@
 // Package tamper does to a Postgres server what operators, mistakes and other
 // programs do to it, for drills: it ends sessions while they commit, holds rows,
-// and takes all connections. It also takes down who was elected, as the database
-// decided it.
+// and takes all connections. It also takes down who was elected and what leaders
+// did, as the database decided it.
 package tamper
 
 import (
@@ -151,34 +151,79 @@ func endNodes(ctx context.Context, c *pgx.Conn) error {
 	return err
 }
 
-// Claim is one token that was given.
-type Claim struct {
+// Act is one token that was given, or one effect that a leader had.
+type Act struct {
 	Name, Holder string
-	Token        int64
+	Token        int64  // the newest at this moment
+	Effect       string // of which job; "" = the token was given
 	At           time.Time
 }
 
-// WatchClaims lets the database take down each token that it gives from now on.
-// Its tables must be there.
-func (s *Server) WatchClaims(ctx context.Context) error {
-	return s.exec(ctx, s.dsn, `
-		CREATE TABLE drill_claim (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL, name text NOT NULL, token bigint NOT NULL, holder text NOT NULL);
-		CREATE FUNCTION drill_claimed() RETURNS trigger LANGUAGE plpgsql AS $f$
-		BEGIN
-		  INSERT INTO drill_claim (at, name, token, holder) VALUES (clock_timestamp(), NEW.name, NEW.token, NEW.holder);
-		  RETURN NULL;
-		END $f$;
-		CREATE TRIGGER drill_claimed AFTER INSERT OR UPDATE ON fence FOR EACH ROW EXECUTE FUNCTION drill_claimed();`)
+// watching takes down tokens and effects of leaders.
+const watching = `
+	CREATE TABLE drill_act (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL, name text NOT NULL, token bigint NOT NULL, holder text NOT NULL, effect text NOT NULL);
+	CREATE FUNCTION drill_claimed() RETURNS trigger LANGUAGE plpgsql AS $f$
+	BEGIN
+	  INSERT INTO drill_act (at, name, token, holder, effect) VALUES (clock_timestamp(), NEW.name, NEW.token, NEW.holder, '');
+	  RETURN NULL;
+	END $f$;
+	CREATE TRIGGER drill_claimed AFTER INSERT OR UPDATE ON fence FOR EACH ROW EXECUTE FUNCTION drill_claimed();
+	CREATE FUNCTION drill_effect() RETURNS trigger LANGUAGE plpgsql AS $f$
+	BEGIN
+	  INSERT INTO drill_act (at, name, token, holder, effect)
+	    SELECT clock_timestamp(), f.name, f.token, CASE WHEN split_part(f.holder, '/', 1) = session_user THEN f.holder ELSE session_user::text END, TG_ARGV[1]
+	      FROM fence f WHERE f.name = TG_ARGV[0];
+	  RETURN NULL;
+	END $f$;`
+
+// watched are the effects of leaders: changes of a table that only they make.
+var watched = []struct{ on, when, job string }{
+	{"UPDATE ON outbox", "NEW.last_pos > OLD.last_pos", "gather"},
+	{"UPDATE ON outbox", "NEW.trimmed > OLD.trimmed", "trim"},
+	{"UPDATE ON receiver", "NEW.generation = OLD.generation AND NEW.name NOT LIKE 'offline/%'", "webhooks"},
+	{"UPDATE ON receiver", "NEW.generation = OLD.generation AND NEW.name LIKE 'offline/%'", "handover"},
+	{"UPDATE ON push", "NEW.state = 2 AND OLD.state <> 2", "push"},
+	{"UPDATE ON scheduled", "NEW.state IN (2, 3, 4)", "scheduled"},
+	{"INSERT OR UPDATE ON job", "true", "row"},
 }
 
-// Claims are those that were taken down, in the order in which they were decided.
-func (s *Server) Claims(ctx context.Context) (all []Claim, err error) {
+// WatchLeaders lets the database take down each token that it gives from now on, and each
+// effect of leaders of the election. Nodes have users of their own, which it makes: an effect
+// of a node that does not hold the token has that user as the holder. The tables of nodes
+// must be there.
+func (s *Server) WatchLeaders(ctx context.Context, election string, nodes []string) error {
+	statements := []string{watching}
+	for _, n := range nodes {
+		statements = append(statements, "CREATE ROLE "+pgx.Identifier{n}.Sanitize()+" SUPERUSER LOGIN")
+	}
+	for i, e := range watched {
+		statements = append(statements, fmt.Sprintf("CREATE TRIGGER drill_effect_%d AFTER %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION drill_effect('%s', '%s')", i, e.on, e.when, election, e.job))
+	}
+	for _, one := range statements {
+		if err := s.exec(ctx, s.dsn, one); err != nil {
+			return fmt.Errorf("watch leaders: %w", err)
+		}
+	}
+	return nil
+}
+
+// Holder is who holds the newest token of an election; "" = nobody ever did.
+func (s *Server) Holder(ctx context.Context, election string) (holder string, err error) {
 	err = with(ctx, s.dsn, func(ctx context.Context, c *pgx.Conn) error {
-		rows, err := c.Query(ctx, "SELECT name, holder, token, at FROM drill_claim ORDER BY id")
+		return c.QueryRow(ctx, "SELECT coalesce(max(holder), '') FROM fence WHERE name = $1", election).Scan(&holder)
+	})
+	return holder, err
+}
+
+// Acts are those that were taken down, in the order in which they were decided: an
+// effect keeps the token that it proves from being followed until it is done.
+func (s *Server) Acts(ctx context.Context) (all []Act, err error) {
+	err = with(ctx, s.dsn, func(ctx context.Context, c *pgx.Conn) error {
+		rows, err := c.Query(ctx, "SELECT name, holder, token, effect, at FROM drill_act ORDER BY id")
 		if err != nil {
 			return err
 		}
-		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Claim])
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Act])
 		return err
 	})
 	return all, err

@@ -35,13 +35,13 @@ func open(t *testing.T) (*postgres.Store, *tamper.Server) {
 }
 
 // What the database took down is what it decided, and a claim that was refused is
-// not among it.
-func TestClaims(t *testing.T) {
+// not among it. An effect of a node that does not hold the token is its own.
+func TestLeadersAreWatched(t *testing.T) {
 	s, server := open(t)
 	if !server.Ready(t.Context()) {
 		t.Fatal("a running server is not ready")
 	}
-	if err := server.WatchClaims(t.Context()); err != nil {
+	if err := server.WatchLeaders(t.Context(), "job", []string{"a", "b"}); err != nil {
 		t.Fatal(err)
 	}
 	claim := func(holder string, revision, over int64) {
@@ -51,13 +51,21 @@ func TestClaims(t *testing.T) {
 	claim("a", 1, 0) // the same once more
 	claim("b", 2, 1)
 	claim("a", 1, 0) // too late
-	all, err := server.Claims(t.Context())
-	if err != nil || len(all) != 2 {
+	if holder, err := server.Holder(t.Context(), "job"); err != nil || holder != "b" {
+		t.Errorf("%q leads, %v", holder, err)
+	}
+	if err := s.SaveJob(t.Context(), store.Proof{Name: "job", Holder: "b", Token: 2}, store.JobRow{Name: "j"}); err != nil {
+		t.Error(err)
+	}
+	all, err := server.Acts(t.Context())
+	if err != nil || len(all) != 3 {
 		t.Fatalf("%+v, %v", all, err)
 	}
-	for i, want := range []string{"a", "b"} {
-		if c := all[i]; c.Name != "job" || c.Holder != want || c.Token != int64(i+1) || time.Since(c.At) > time.Minute {
-			t.Errorf("%d: %+v", i, c)
+	self := all[2].Holder // the user of this test is no node
+	for i, want := range []tamper.Act{{Holder: "a", Token: 1}, {Holder: "b", Token: 2}, {Holder: self, Token: 2, Effect: "row"}} {
+		a := all[i]
+		if a.Name != "job" || a.Holder != want.Holder || a.Token != want.Token || a.Effect != want.Effect || time.Since(a.At) > time.Minute || self == "b" {
+			t.Errorf("%d: %+v", i, a)
 		}
 	}
 }

@@ -158,11 +158,45 @@ func (w *world) fill(t testing.TB, s store.MessageStore) {
 	must(t, err)
 	must(t, s.SetMute(ctx, w.direct, "bob", until))
 	must(t, s.SaveSeen(ctx, fence.Proof(), []store.Seen{{User: "ann", At: until}, {User: "gone", At: until.Add(time.Second)}}))
-	_, err = s.SaveReceiver(ctx, fence.Proof(), store.Receiver{Name: "shop"}, store.Settled{})
-	must(t, err)
+	w.later(t, s, fence.Proof())
 	p, err := s.Sync(ctx, store.SyncQuery{User: "ann", Limit: 100})
 	must(t, err)
 	w.token = p.Token
+}
+
+// later writes what is still to be told or sent.
+func (w *world) later(t testing.TB, s store.MessageStore, p store.Proof) {
+	t.Helper()
+	ctx, now := t.Context(), time.Now().Truncate(time.Millisecond)
+	must(t, s.PutEvents(ctx, p, []store.Event{{Kind: store.UserOnline, At: now, User: "ann"}, {Kind: store.UserOnline, At: now, User: "cyd"}}))
+	told := store.Push{User: "cyd", Conversation: w.group, Seq: 40, MessageID: 70, Sender: "ann"}
+	due := store.Push{User: "ann", Conversation: w.group, Seq: 41, MessageID: 71, Sender: "cyd"}
+	state, err := s.OutboxState(ctx)
+	must(t, err)
+	_, err = s.SaveReceiver(ctx, p, store.Receiver{Name: "shop", Cursor: state.Last}, store.Settled{Pushes: []store.Push{told, due}})
+	must(t, err)
+	told.State = store.PushDue
+	must(t, s.SettlePushes(ctx, p, []store.PushResult{{Push: told, Next: store.PushSent, Again: now}}))
+	for i := range 5 {
+		_, _, err := s.PutScheduled(ctx, store.Scheduled{
+			ID: int64(500 + i), RequestID: im.ClientMessageID(fmt.Sprint("r", i)), ClientMessageID: im.ClientMessageID(uuid.NewString()), Conversation: w.group, Sender: "ann",
+			Content: fmt.Appendf(nil, "\x00\xff %d", i), BodyHash: [32]byte{31: byte(i)}, Due: now.Add(time.Duration(i) * time.Minute), Created: now,
+		}, 10)
+		must(t, err)
+	}
+	_, err = s.CancelScheduled(ctx, 504, "ann")
+	must(t, err)
+	_, err = s.ClaimScheduled(ctx, p, store.ScheduledClaim{Now: now.Add(2 * time.Minute), Until: now.Add(time.Hour), Limit: 10})
+	must(t, err)
+	must(t, s.SettleScheduled(ctx, p, []store.ScheduledResult{
+		{ID: 500, State: store.ScheduledSent, MessageID: 9, Seq: 8, At: now}, {ID: 501, State: store.ScheduledDropped, Reason: clientv1.Reason_REASON_NOT_MEMBER, At: now},
+	}))
+	for i := range 3 {
+		_, _, err := s.PutAnnouncement(ctx, store.Announcement{RequestID: im.ClientMessageID(fmt.Sprint("r", i)), Text: fmt.Sprint("text ", i), Created: now, Expires: now.Add(time.Hour)})
+		must(t, err)
+	}
+	_, err = s.WithdrawAnnouncement(ctx, 2, now)
+	must(t, err)
 }
 
 // open opens the target to be filled.
@@ -210,6 +244,36 @@ func everything(t *testing.T, d Driver) {
 	}
 }
 
+// mirror is a finished copy as the source of another one.
+type mirror struct {
+	store.Target
+	origin store.Origin
+}
+
+// Origin is store.Source's.
+func (m mirror) Origin() store.Origin { return m.origin }
+
+// Retire is store.Source's.
+func (m mirror) Retire(context.Context) (string, error) { return "", nil }
+
+// Back copies an SQLite store through one store into another, and compares what
+// arrives with what there was at first.
+func Back(t *testing.T, through, into Driver) {
+	w := newWorld(t)
+	src := w.source(t)
+	origin := src.Origin()
+	must(t, src.Close())
+	_, err := w.copy(t, through, nil)
+	must(t, err)
+	from, to := through.open(t), into.open(t)
+	_, err = transfer.Copy(t.Context(), mirror{from, origin}, to, transfer.Options{})
+	must(t, errors.Join(err, from.Close(), to.Close()))
+	s := into.serve(t)
+	defer s.Close()
+	w.compare(t, s)
+	w.goesOn(t, s, into.VoidTokens)
+}
+
 // compare asks the copy what a node would ask.
 func (w *world) compare(t testing.TB, s store.MessageStore) {
 	t.Helper()
@@ -230,11 +294,12 @@ func (w *world) compare(t testing.TB, s store.MessageStore) {
 		same("badges", func(s store.MessageStore) (any, error) { return s.Badges(ctx, []im.UserID{"ann", "bob", "cyd"}) })
 		same("receivers", func(s store.MessageStore) (any, error) {
 			all, err := s.Receivers(ctx)
-			for i := range all {
-				all[i].Saved = time.Time{}
+			for i := range all { // in the copy it begins with the first event
+				all[i].Saved, all[i].Cursor, all[i].Reached = time.Time{}, 0, 0
 			}
 			return all, err
 		})
+		w.sameLater(ctx, same)
 		for _, u := range []im.UserID{"ann", "bob", "cyd", "eve"} {
 			same("user", func(s store.MessageStore) (any, error) { return s.User(ctx, u) })
 			same("revocations", func(s store.MessageStore) (any, error) { return s.Revocations(ctx, u) })
@@ -271,6 +336,22 @@ func (w *world) compare(t testing.TB, s store.MessageStore) {
 	})
 }
 
+// sameLater asks for what is still to be told or sent.
+func (w *world) sameLater(ctx context.Context, same func(what string, ask func(store.MessageStore) (any, error))) {
+	horizon := time.Now().Add(24 * time.Hour)
+	same("online", func(s store.MessageStore) (any, error) { return s.OnlineUsers(ctx, "", 10) })
+	same("pushes", func(s store.MessageStore) (any, error) { return s.DuePushes(ctx, horizon, 10) })
+	same("push counts", func(s store.MessageStore) (any, error) { return s.PushCounts(ctx) })
+	same("scheduled", func(s store.MessageStore) (any, error) {
+		return s.Scheduled(ctx, store.ScheduledQuery{Ended: true, Limit: 100})
+	})
+	same("scheduled counts", func(s store.MessageStore) (any, error) { return s.ScheduledCounts(ctx) })
+	same("announcements", func(s store.MessageStore) (any, error) {
+		return s.Announcements(ctx, store.AnnouncementQuery{})
+	})
+	same("version of announcements", func(s store.MessageStore) (any, error) { return s.AnnouncementVersion(ctx) })
+}
+
 // goesOn sends old messages again and a new one.
 func (w *world) goesOn(t testing.TB, s store.MessageStore, void bool) {
 	t.Helper()
@@ -299,6 +380,7 @@ func (w *world) goesOn(t testing.TB, s store.MessageStore, void bool) {
 	if err != nil || g.Entry.Seq != 1 {
 		t.Errorf("a new group: %+v, %v", g, err)
 	}
+	w.laterGoesOn(ctx, t, s)
 	p, err := s.Sync(ctx, store.SyncQuery{User: "ann", Token: w.token, Limit: 100})
 	must(t, err)
 	if p.Full != void {
@@ -306,6 +388,29 @@ func (w *world) goesOn(t testing.TB, s store.MessageStore, void bool) {
 	}
 	if !slices.ContainsFunc(p.States, func(c store.ConversationState) bool { return c.Conversation == w.direct }) {
 		t.Error("a token of the source hides what is new in the copy")
+	}
+}
+
+// laterGoesOn takes up what is still to be told or sent.
+func (w *world) laterGoesOn(ctx context.Context, t testing.TB, s store.MessageStore) {
+	t.Helper()
+	fence, err := s.ClaimFence(ctx, store.FenceClaim{Name: "scheduler", Holder: "h2", Cluster: "c", Revision: 6})
+	must(t, err)
+	now := time.Now().Truncate(time.Millisecond)
+	list, err := s.ClaimScheduled(ctx, fence.Proof(), store.ScheduledClaim{Now: now.Add(time.Minute), Until: now.Add(time.Hour), Limit: 10, First: true})
+	if must(t, err); len(list) != 1 || list[0].ID != 502 {
+		t.Errorf("what was claimed and not settled: %+v", list)
+	}
+	a, _, err := s.PutAnnouncement(ctx, store.Announcement{RequestID: "next", Text: "next", Created: now, Expires: now.Add(time.Hour)})
+	if must(t, err); a.Seq != 5 {
+		t.Errorf("the next announcement: %+v", a)
+	}
+	must(t, s.SetMute(ctx, w.direct, "bob", time.Time{}))
+	_, err = s.SavePositions(ctx, []store.Position{{Conversation: w.group, User: "cyd", Read: 44}})
+	must(t, err)
+	due, err := s.DuePushes(ctx, now.Add(time.Minute), 10)
+	if must(t, err); len(due) != 2 {
+		t.Errorf("pushes: %+v", due)
 	}
 }
 

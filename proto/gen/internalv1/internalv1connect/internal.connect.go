@@ -798,7 +798,7 @@ type DirectoryServiceClient interface {
 	Announce(context.Context, *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error)
 	// Withdraw ends an announcement. Idempotent. Errors: not_found.
 	Withdraw(context.Context, *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error)
-	// ListAnnouncements lists the newest announcements.
+	// ListAnnouncements lists announcements, also those that have ended.
 	ListAnnouncements(context.Context, *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)
@@ -845,7 +845,7 @@ type DirectoryServiceHandler interface {
 	Announce(context.Context, *internalv1.AnnounceRequest) (*internalv1.AnnounceResponse, error)
 	// Withdraw ends an announcement. Idempotent. Errors: not_found.
 	Withdraw(context.Context, *internalv1.WithdrawRequest) (*internalv1.WithdrawResponse, error)
-	// ListAnnouncements lists the newest announcements.
+	// ListAnnouncements lists announcements, also those that have ended.
 	ListAnnouncements(context.Context, *internalv1.ListAnnouncementsRequest) (*internalv1.ListAnnouncementsResponse, error)
 	// Keys lists API keys, or finds one.
 	Keys(context.Context, *internalv1.KeysRequest) (*internalv1.KeysResponse, error)

@@ -980,10 +980,10 @@ type Hello struct {
 	Window uint32 `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"`
 	// Lowest level the client can do; 0 = the same as version.
 	MinVersion uint32 `protobuf:"varint,7,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
-	// The client wants announcements above this number, the highest that it has
-	// shown; absent = it wants none.
+	// The client wants announcements and withdrawals above this number, the highest
+	// that it was told; absent = it wants none.
 	AnnouncementSeq *int64 `protobuf:"varint,10,opt,name=announcement_seq,json=announcementSeq,proto3,oneof" json:"announcement_seq,omitempty"`
-	// The data_epoch in which it was shown; another one than now counts as 0.
+	// The data_epoch in which it was told; another one than now counts as 0.
 	AnnouncementEpoch string `protobuf:"bytes,11,opt,name=announcement_epoch,json=announcementEpoch,proto3" json:"announcement_epoch,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1093,7 +1093,9 @@ type Announcement struct {
 	// Not to be shown from then on.
 	ExpiresMs int64 `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
 	// It was taken back: stop showing it. There is no text then.
-	Withdrawn     bool `protobuf:"varint,5,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	Withdrawn bool `protobuf:"varint,5,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	// With withdrawn: the number of that, from the same sequence.
+	WithdrawalSeq int64 `protobuf:"varint,6,opt,name=withdrawal_seq,json=withdrawalSeq,proto3" json:"withdrawal_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1161,6 +1163,13 @@ func (x *Announcement) GetWithdrawn() bool {
 		return x.Withdrawn
 	}
 	return false
+}
+
+func (x *Announcement) GetWithdrawalSeq() int64 {
+	if x != nil {
+		return x.WithdrawalSeq
+	}
+	return 0
 }
 
 // Welcome says that the session stands and is registered for live delivery.
@@ -3564,7 +3573,7 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	" \x01(\x03H\x00R\x0fannouncementSeq\x88\x01\x01\x12-\n" +
 	"\x12announcement_epoch\x18\v \x01(\tR\x11announcementEpochB\x13\n" +
 	"\x11_announcement_seqJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
-	"\"\x90\x01\n" +
+	"\"\xb7\x01\n" +
 	"\fAnnouncement\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1d\n" +
@@ -3572,7 +3581,8 @@ const file_imd_client_v1_client_proto_rawDesc = "" +
 	"created_ms\x18\x03 \x01(\x03R\tcreatedMs\x12\x1d\n" +
 	"\n" +
 	"expires_ms\x18\x04 \x01(\x03R\texpiresMs\x12\x1c\n" +
-	"\twithdrawn\x18\x05 \x01(\bR\twithdrawn\"\x82\x03\n" +
+	"\twithdrawn\x18\x05 \x01(\bR\twithdrawn\x12%\n" +
+	"\x0ewithdrawal_seq\x18\x06 \x01(\x03R\rwithdrawalSeq\"\x82\x03\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +

@@ -141,7 +141,7 @@ func (x *AnnounceResponse) GetDuplicate() bool {
 // AnnouncementInfo is an announcement and what has become of it.
 type AnnouncementInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// From one sequence for the whole site.
+	// From one sequence for the whole site, in which withdrawals have numbers too.
 	Seq       int64  `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Text      string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	CreatedMs int64  `protobuf:"varint,3,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
@@ -307,9 +307,13 @@ func (x *WithdrawResponse) GetAnnouncement() *AnnouncementInfo {
 	return nil
 }
 
-// ListAnnouncementsRequest is empty.
+// ListAnnouncementsRequest asks for a page of announcements.
 type ListAnnouncementsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 100; 0 = 100.
+	Limit int32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Of the answer before; empty = the newest page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -344,10 +348,26 @@ func (*ListAnnouncementsRequest) Descriptor() ([]byte, []int) {
 	return file_imd_v1_announcement_proto_rawDescGZIP(), []int{5}
 }
 
-// ListAnnouncementsResponse has the newest announcements, in order.
+func (x *ListAnnouncementsRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListAnnouncementsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListAnnouncementsResponse has announcements, in order.
 type ListAnnouncementsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Announcements []*AnnouncementInfo    `protobuf:"bytes,1,rep,name=announcements,proto3" json:"announcements,omitempty"`
+	// For the page with those before; empty = there are none.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +409,13 @@ func (x *ListAnnouncementsResponse) GetAnnouncements() []*AnnouncementInfo {
 	return nil
 }
 
+func (x *ListAnnouncementsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_imd_v1_announcement_proto protoreflect.FileDescriptor
 
 const file_imd_v1_announcement_proto_rawDesc = "" +
@@ -414,10 +441,14 @@ const file_imd_v1_announcement_proto_rawDesc = "" +
 	"\x0fWithdrawRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\"P\n" +
 	"\x10WithdrawResponse\x12<\n" +
-	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\"\x1a\n" +
-	"\x18ListAnnouncementsRequest\"[\n" +
+	"\fannouncement\x18\x01 \x01(\v2\x18.imd.v1.AnnouncementInfoR\fannouncement\"O\n" +
+	"\x18ListAnnouncementsRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\x05R\x05limit\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x83\x01\n" +
 	"\x19ListAnnouncementsResponse\x12>\n" +
-	"\rannouncements\x18\x01 \x03(\v2\x18.imd.v1.AnnouncementInfoR\rannouncements2\xfc\x01\n" +
+	"\rannouncements\x18\x01 \x03(\v2\x18.imd.v1.AnnouncementInfoR\rannouncements\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xfc\x01\n" +
 	"\x13AnnouncementService\x12B\n" +
 	"\bAnnounce\x12\x17.imd.v1.AnnounceRequest\x1a\x18.imd.v1.AnnounceResponse\"\x03\x90\x02\x02\x12B\n" +
 	"\bWithdraw\x12\x17.imd.v1.WithdrawRequest\x1a\x18.imd.v1.WithdrawResponse\"\x03\x90\x02\x02\x12]\n" +

@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file imd/v1/announcement.proto.
  */
 export const file_imd_v1_announcement: GenFile = /*@__PURE__*/
-  fileDesc("ChlpbWQvdjEvYW5ub3VuY2VtZW50LnByb3RvEgZpbWQudjEiRwoPQW5ub3VuY2VSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSDAoEdGV4dBgCIAEoCRISCgpleHBpcmVzX21zGAMgASgDIlUKEEFubm91bmNlUmVzcG9uc2USLgoMYW5ub3VuY2VtZW50GAEgASgLMhguaW1kLnYxLkFubm91bmNlbWVudEluZm8SEQoJZHVwbGljYXRlGAIgASgIImsKEEFubm91bmNlbWVudEluZm8SCwoDc2VxGAEgASgDEgwKBHRleHQYAiABKAkSEgoKY3JlYXRlZF9tcxgDIAEoAxISCgpleHBpcmVzX21zGAQgASgDEhQKDHdpdGhkcmF3bl9tcxgFIAEoAyIeCg9XaXRoZHJhd1JlcXVlc3QSCwoDc2VxGAEgASgDIkIKEFdpdGhkcmF3UmVzcG9uc2USLgoMYW5ub3VuY2VtZW50GAEgASgLMhguaW1kLnYxLkFubm91bmNlbWVudEluZm8iGgoYTGlzdEFubm91bmNlbWVudHNSZXF1ZXN0IkwKGUxpc3RBbm5vdW5jZW1lbnRzUmVzcG9uc2USLwoNYW5ub3VuY2VtZW50cxgBIAMoCzIYLmltZC52MS5Bbm5vdW5jZW1lbnRJbmZvMvwBChNBbm5vdW5jZW1lbnRTZXJ2aWNlEkIKCEFubm91bmNlEhcuaW1kLnYxLkFubm91bmNlUmVxdWVzdBoYLmltZC52MS5Bbm5vdW5jZVJlc3BvbnNlIgOQAgISQgoIV2l0aGRyYXcSFy5pbWQudjEuV2l0aGRyYXdSZXF1ZXN0GhguaW1kLnYxLldpdGhkcmF3UmVzcG9uc2UiA5ACAhJdChFMaXN0QW5ub3VuY2VtZW50cxIgLmltZC52MS5MaXN0QW5ub3VuY2VtZW50c1JlcXVlc3QaIS5pbWQudjEuTGlzdEFubm91bmNlbWVudHNSZXNwb25zZSIDkAIBQi1aK2dpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vaW1kdjE7aW1kdjFiBnByb3RvMw");
+  fileDesc("ChlpbWQvdjEvYW5ub3VuY2VtZW50LnByb3RvEgZpbWQudjEiRwoPQW5ub3VuY2VSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSDAoEdGV4dBgCIAEoCRISCgpleHBpcmVzX21zGAMgASgDIlUKEEFubm91bmNlUmVzcG9uc2USLgoMYW5ub3VuY2VtZW50GAEgASgLMhguaW1kLnYxLkFubm91bmNlbWVudEluZm8SEQoJZHVwbGljYXRlGAIgASgIImsKEEFubm91bmNlbWVudEluZm8SCwoDc2VxGAEgASgDEgwKBHRleHQYAiABKAkSEgoKY3JlYXRlZF9tcxgDIAEoAxISCgpleHBpcmVzX21zGAQgASgDEhQKDHdpdGhkcmF3bl9tcxgFIAEoAyIeCg9XaXRoZHJhd1JlcXVlc3QSCwoDc2VxGAEgASgDIkIKEFdpdGhkcmF3UmVzcG9uc2USLgoMYW5ub3VuY2VtZW50GAEgASgLMhguaW1kLnYxLkFubm91bmNlbWVudEluZm8iPQoYTGlzdEFubm91bmNlbWVudHNSZXF1ZXN0Eg0KBWxpbWl0GAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiZQoZTGlzdEFubm91bmNlbWVudHNSZXNwb25zZRIvCg1hbm5vdW5jZW1lbnRzGAEgAygLMhguaW1kLnYxLkFubm91bmNlbWVudEluZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJMvwBChNBbm5vdW5jZW1lbnRTZXJ2aWNlEkIKCEFubm91bmNlEhcuaW1kLnYxLkFubm91bmNlUmVxdWVzdBoYLmltZC52MS5Bbm5vdW5jZVJlc3BvbnNlIgOQAgISQgoIV2l0aGRyYXcSFy5pbWQudjEuV2l0aGRyYXdSZXF1ZXN0GhguaW1kLnYxLldpdGhkcmF3UmVzcG9uc2UiA5ACAhJdChFMaXN0QW5ub3VuY2VtZW50cxIgLmltZC52MS5MaXN0QW5ub3VuY2VtZW50c1JlcXVlc3QaIS5pbWQudjEuTGlzdEFubm91bmNlbWVudHNSZXNwb25zZSIDkAIBQi1aK2dpdGh1Yi5jb20vaW1kaHEvaW1kL3Nkay9nby9nZW4vaW1kdjE7aW1kdjFiBnByb3RvMw");
 
 /**
  * AnnounceRequest is what everybody is told.
@@ -78,7 +78,7 @@ export const AnnounceResponseSchema: GenMessage<AnnounceResponse> = /*@__PURE__*
  */
 export type AnnouncementInfo = Message<"imd.v1.AnnouncementInfo"> & {
   /**
-   * From one sequence for the whole site.
+   * From one sequence for the whole site, in which withdrawals have numbers too.
    *
    * @generated from field: int64 seq = 1;
    */
@@ -153,11 +153,24 @@ export const WithdrawResponseSchema: GenMessage<WithdrawResponse> = /*@__PURE__*
   messageDesc(file_imd_v1_announcement, 4);
 
 /**
- * ListAnnouncementsRequest is empty.
+ * ListAnnouncementsRequest asks for a page of announcements.
  *
  * @generated from message imd.v1.ListAnnouncementsRequest
  */
 export type ListAnnouncementsRequest = Message<"imd.v1.ListAnnouncementsRequest"> & {
+  /**
+   * At most 100; 0 = 100.
+   *
+   * @generated from field: int32 limit = 1;
+   */
+  limit: number;
+
+  /**
+   * Of the answer before; empty = the newest page.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
 };
 
 /**
@@ -168,7 +181,7 @@ export const ListAnnouncementsRequestSchema: GenMessage<ListAnnouncementsRequest
   messageDesc(file_imd_v1_announcement, 5);
 
 /**
- * ListAnnouncementsResponse has the newest announcements, in order.
+ * ListAnnouncementsResponse has announcements, in order.
  *
  * @generated from message imd.v1.ListAnnouncementsResponse
  */
@@ -177,6 +190,13 @@ export type ListAnnouncementsResponse = Message<"imd.v1.ListAnnouncementsRespons
    * @generated from field: repeated imd.v1.AnnouncementInfo announcements = 1;
    */
   announcements: AnnouncementInfo[];
+
+  /**
+   * For the page with those before; empty = there are none.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
 };
 
 /**
@@ -216,7 +236,8 @@ export const AnnouncementService: GenService<{
     output: typeof WithdrawResponseSchema;
   },
   /**
-   * ListAnnouncements lists the newest announcements, at most 100, also those that have ended.
+   * ListAnnouncements pages through announcements, the newest page first, also those
+   * that have ended. Errors: bad_request.
    *
    * @generated from rpc imd.v1.AnnouncementService.ListAnnouncements
    */

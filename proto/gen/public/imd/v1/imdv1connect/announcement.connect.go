@@ -71,7 +71,8 @@ type AnnouncementServiceClient interface {
 	Announce(context.Context, *imdv1.AnnounceRequest) (*imdv1.AnnounceResponse, error)
 	// Withdraw ends an announcement before its time. Errors: not_found. Idempotent.
 	Withdraw(context.Context, *imdv1.WithdrawRequest) (*imdv1.WithdrawResponse, error)
-	// ListAnnouncements lists the newest announcements, at most 100, also those that have ended.
+	// ListAnnouncements pages through announcements, the newest page first, also those
+	// that have ended. Errors: bad_request.
 	ListAnnouncements(context.Context, *imdv1.ListAnnouncementsRequest) (*imdv1.ListAnnouncementsResponse, error)
 }
 
@@ -90,7 +91,8 @@ type AnnouncementServiceHandler interface {
 	Announce(context.Context, *imdv1.AnnounceRequest) (*imdv1.AnnounceResponse, error)
 	// Withdraw ends an announcement before its time. Errors: not_found. Idempotent.
 	Withdraw(context.Context, *imdv1.WithdrawRequest) (*imdv1.WithdrawResponse, error)
-	// ListAnnouncements lists the newest announcements, at most 100, also those that have ended.
+	// ListAnnouncements pages through announcements, the newest page first, also those
+	// that have ended. Errors: bad_request.
 	ListAnnouncements(context.Context, *imdv1.ListAnnouncementsRequest) (*imdv1.ListAnnouncementsResponse, error)
 }
 

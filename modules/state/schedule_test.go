@@ -1,0 +1,164 @@
+package state
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+)
+
+// agenda is what a memStore keeps of what is to be said later.
+type agenda struct {
+	rows   []store.Scheduled
+	posted []store.Announcement
+	open   int
+	slow   time.Duration // that counting takes
+}
+
+func (m *memStore) PutScheduled(_ context.Context, row store.Scheduled, _ int) (store.Scheduled, bool, error) {
+	err := m.do("PutScheduled", func() error { m.agenda.rows = append(m.agenda.rows, row); return nil })
+	return row, false, err
+}
+
+func (m *memStore) Scheduled(_ context.Context, q store.ScheduledQuery) (out []store.Scheduled, err error) {
+	err = m.do("Scheduled", func() error {
+		for _, row := range m.agenda.rows {
+			if row.RequestID == q.Request && row.Sender == q.User {
+				out = append(out, row)
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (m *memStore) ScheduledCounts(context.Context) (n store.ScheduledCounts, err error) {
+	time.Sleep(m.agenda.slow)
+	err = m.do("ScheduledCounts", func() error { n.Open = m.agenda.open; return nil })
+	return n, err
+}
+
+func (m *memStore) PutAnnouncement(_ context.Context, a store.Announcement) (store.Announcement, bool, error) {
+	err := m.do("PutAnnouncement", func() error {
+		a.Seq = int64(len(m.agenda.posted) + 1)
+		m.agenda.posted = append(m.agenda.posted, a)
+		return nil
+	})
+	return a, false, err
+}
+
+func (m *memStore) Announcements(_ context.Context, q store.AnnouncementQuery) (out []store.Announcement, err error) {
+	err = m.do("Announcements", func() error {
+		for _, a := range m.agenda.posted {
+			if a.RequestID == q.Request || q.Request == "" && (q.Before == 0 || a.Seq < q.Before) {
+				out = append(out, a)
+			}
+		}
+		out = out[max(0, len(out)-max(q.Limit, 1)):]
+		return nil
+	})
+	return out, err
+}
+
+func wantReason(t *testing.T, what string, err error, want clientv1.Reason) {
+	t.Helper()
+	if im.ReasonOf(err) != want {
+		t.Errorf("%s: %v, want %s", what, err, im.ReasonName(want))
+	}
+}
+
+// A request that was there before gets the first answer, also when what it asks for
+// would be refused by now; another one is refused.
+func TestRepeatsOfSchedules(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		ask := func(id string, at time.Time, key string) (*v1.ScheduleResponse, error) {
+			s := send(key)
+			return n.Schedule(n.ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: id, Content: s.Content, BodyHash: s.BodyHash, SendAtMs: at.UnixMilli()})
+		}
+		id, at := uuid.NewString(), time.Now().Add(time.Hour)
+		first, err := ask(id, at, "a")
+		if err != nil || first.Duplicate {
+			t.Fatal(first, err)
+		}
+		repeat := func(what string, refused clientv1.Reason, when time.Time) {
+			t.Helper()
+			again, err := ask(id, at, "a")
+			if err != nil || !again.Duplicate || again.Scheduled.ScheduledId != first.Scheduled.ScheduledId {
+				t.Errorf("%s: %v, %v", what, again, err)
+			}
+			_, err = ask(id, at, "b")
+			wantReason(t, what+", another message", err, clientv1.Reason_REASON_ID_REUSED)
+			_, err = ask(uuid.NewString(), when, "a")
+			wantReason(t, what+", another request", err, refused)
+		}
+		n.st.agenda.open = 1 << 20
+		time.Sleep(2 * time.Second)
+		repeat("the site is full", clientv1.Reason_REASON_RATE_LIMITED, at)
+		time.Sleep(2 * time.Hour)
+		repeat("the time is past", clientv1.Reason_REASON_BAD_REQUEST, at)
+		if rows := len(n.st.agenda.rows); rows != 1 {
+			t.Errorf("%d rows", rows)
+		}
+	})
+}
+
+// Counting what is scheduled takes a small share of the time, however much that is.
+func TestCountingScheduledMessages(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		for took, most := range map[time.Duration]int{time.Millisecond: 101, 2 * time.Second: 2} {
+			n.st.agenda.slow = took
+			c, before := &scheduled{}, n.st.count("ScheduledCounts")
+			for range 1000 {
+				if _, err := c.full(n.ctx, n.st, 10); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			if got := n.st.count("ScheduledCounts") - before; got > most || got < most-10 {
+				t.Errorf("where counting takes %v: counted %d times in 100 s", took, got)
+			}
+		}
+	})
+}
+
+// The same of announcements; and they come in pages.
+func TestRepeatsOfAnnouncements(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		id, until := uuid.NewString(), time.Now().Add(time.Hour)
+		ask := func(id, text string) (*v1.AnnounceResponse, error) {
+			return n.dir.Announce(n.ctx, &v1.AnnounceRequest{RequestId: id, Text: text, ExpiresMs: until.UnixMilli()})
+		}
+		if _, err := ask(id, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ask(uuid.NewString(), "b"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		again, err := ask(id, "a")
+		if err != nil || !again.Duplicate || again.Announcement.Seq != 1 {
+			t.Errorf("again: %v, %v", again, err)
+		}
+		_, err = ask(id, "c")
+		wantReason(t, "another text", err, clientv1.Reason_REASON_ID_REUSED)
+		_, err = ask(uuid.NewString(), "a")
+		wantReason(t, "another request", err, clientv1.Reason_REASON_BAD_REQUEST)
+		for before, want := range map[int64]int64{0: 2, 2: 1} {
+			page, err := n.dir.ListAnnouncements(n.ctx, &v1.ListAnnouncementsRequest{BeforeSeq: before, Limit: 1})
+			if err != nil || len(page.Announcements) != 1 || page.Announcements[0].Seq != want || !page.More {
+				t.Errorf("before %d: %v, %v", before, page, err)
+			}
+		}
+		if page, err := n.dir.ListAnnouncements(n.ctx, &v1.ListAnnouncementsRequest{BeforeSeq: 1, Limit: 1}); err != nil || len(page.Announcements) != 0 || page.More {
+			t.Errorf("before the first: %v, %v", page, err)
+		}
+		_, err = n.dir.ListAnnouncements(n.ctx, &v1.ListAnnouncementsRequest{Limit: -1})
+		wantReason(t, "a negative limit", err, clientv1.Reason_REASON_BAD_REQUEST)
+	})
+}

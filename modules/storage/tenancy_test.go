@@ -1,0 +1,145 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/store"
+)
+
+// house is a database that several servers reach.
+type house struct {
+	mu    sync.Mutex
+	by    string
+	until time.Time
+	fails error
+}
+
+func (h *house) Occupy(_ context.Context, server string, ttl time.Duration) (string, time.Time, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fails != nil {
+		return "", time.Time{}, h.fails
+	}
+	if now := time.Now(); h.by == server || !now.Before(h.until) {
+		h.by, h.until = server, now.Add(ttl)
+	}
+	return h.by, h.until, nil
+}
+
+func (h *house) Vacate(_ context.Context, server string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.by == server {
+		h.until = time.Now()
+	}
+	return h.fails
+}
+
+func (h *house) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fails = err
+}
+
+func tenant(h *house, server string) *tenancy {
+	return &tenancy{store: h, server: server, log: zap.NewNop()}
+}
+
+// lives keeps a tenancy in the background until the returned function is called, which
+// gives what came of it.
+func lives(t *testing.T, x *tenancy) (stop func() error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- x.keep(ctx) }()
+	return func() error { cancel(); return <-done }
+}
+
+// A database has one server. A second is refused while the first is there, and not
+// when it has gone in order, was killed, or is the same.
+func TestADatabaseHasOneServer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first, second string
+		kill          bool // the first
+		stop          bool // in order
+		refused       string
+		wait          time.Duration // at most
+	}{
+		"two by themselves":            {first: "node a", second: "node b", refused: "node a", wait: tenancyStep + tenancyPause},
+		"one by itself and a cluster":  {first: "cluster imd", second: "node b", refused: "give this node its controlplane.endpoints", wait: tenancyStep + tenancyPause},
+		"a cluster and one by itself":  {first: "node a", second: "cluster imd", refused: "have nodes share it", wait: tenancyStep + tenancyPause},
+		"nodes of one cluster":         {first: "cluster imd", second: "cluster imd"},
+		"the same, killed":             {first: "node a", second: "node a", kill: true},
+		"the first stopped in order":   {first: "node a", second: "node b", stop: true},
+		"the first was killed":         {first: "node a", second: "node b", kill: true, wait: tenancyTime},
+		"a cluster stopped altogether": {first: "cluster imd", second: "node b", stop: true, wait: tenancyTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := &house{}
+				one, two := tenant(h, tt.first), tenant(h, tt.second)
+				if err := one.begin(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				stop := lives(t, one)
+				time.Sleep(time.Minute)
+				if tt.kill || tt.stop {
+					if err := stop(); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					defer stop()
+				}
+				if tt.stop {
+					one.end()
+				}
+				began := time.Now()
+				err := two.begin(t.Context())
+				if refused := errors.Is(err, store.ErrOtherServer); refused != (tt.refused != "") || refused && !strings.Contains(err.Error(), tt.refused) || !refused && err != nil {
+					t.Errorf("the second is told: %v", err)
+				}
+				if took := time.Since(began); took > tt.wait {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// A server that was silent for so long that another one came ends; a database that
+// does not answer for a while ends nobody.
+func TestAServerThatWasSilentGivesWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &house{}
+		one, two := tenant(h, "node a"), tenant(h, "node b")
+		if err := one.begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		stop := lives(t, one)
+		h.fail(errors.New("away"))
+		time.Sleep(time.Hour + time.Second)
+		h.fail(nil)
+		time.Sleep(tenancyStep)
+		if by, _, _ := h.Occupy(t.Context(), "node b", 0); by != "node a" {
+			t.Errorf("%s has it", by)
+		}
+		h.fail(errors.New("away"))
+		time.Sleep(time.Hour + time.Second)
+		h.fail(nil)
+		if err := two.begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(tenancyStep)
+		synctest.Wait()
+		if err := stop(); !errors.Is(err, store.ErrOtherServer) || !strings.Contains(err.Error(), "node b") {
+			t.Errorf("the first is told: %v", err)
+		}
+	})
+}
