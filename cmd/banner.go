@@ -21,7 +21,7 @@ func (e *engine) greet() {
 	took := time.Since(p.Started)
 	if !isTerminal() {
 		e.log.Info("ready",
-			zap.String("version", p.Version), zap.Strings("roles", e.cfg.roles), zap.String("chat", webURL(p.Public)), zap.String("ops", webURL(p.Ops)),
+			zap.String("version", p.Version), zap.Strings("roles", e.cfg.roles), zap.String("chat", publicURL(p)), zap.String("ops", opsURL(p)),
 			zap.String("data_dir", e.dir.Path()), zap.String("next", e.next()), zap.Float64("took_ms", float64(took)/1e6), zap.Bool("dev", p.Dev))
 		return
 	}
@@ -40,7 +40,7 @@ func (e *engine) banner(p datadir.Endpoints, took time.Duration) string {
 	for i, link := range e.links(p) {
 		line([]string{"chat", ""}[min(i, 1)], link)
 	}
-	line("ops", webURL(p.Ops)+"readyz")
+	line("ops", opsURL(p)+"readyz")
 	kept := ""
 	if e.demo != nil && e.demo.throwaway {
 		kept = " (thrown away at the end)"
@@ -57,11 +57,11 @@ func (e *engine) links(p datadir.Endpoints) []string {
 		return nil
 	}
 	if e.demo == nil {
-		return []string{webURL(p.Public)}
+		return []string{publicURL(p)}
 	}
 	var out []string
 	for _, u := range e.demo.users {
-		out = append(out, webURL(p.Public)+"#user="+u)
+		out = append(out, publicURL(p)+"#user="+u)
 	}
 	return out
 }
@@ -95,8 +95,20 @@ func shellWord(s string) string {
 	return filepath.Clean(s)
 }
 
+// publicURL is the public listener for a browser on this machine; "" = it is not
+// there.
+func publicURL(p datadir.Endpoints) string {
+	if p.PublicTLS {
+		return webURL("https://", p.Public)
+	}
+	return webURL("http://", p.Public)
+}
+
+// opsURL is the same of the ops listener.
+func opsURL(p datadir.Endpoints) string { return webURL("http://", p.Ops) }
+
 // webURL is an address for a browser on this machine.
-func webURL(address string) string {
+func webURL(scheme, address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return ""
@@ -104,5 +116,5 @@ func webURL(address string) string {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	return "http://" + net.JoinHostPort(host, port) + "/"
+	return scheme + net.JoinHostPort(host, port) + "/"
 }

@@ -70,7 +70,7 @@ without), 2 if it is not or does not answer.`,
 // askReady reads a node's /readyz; why says what went wrong instead.
 func askReady(ctx context.Context, f *serverFlags) (rep obs.Report, why string) {
 	rep.Status = obs.StatusUnready
-	base, err := f.base(opsAddress)
+	base, err := f.base(opsURL)
 	if err != nil {
 		return rep, err.Error()
 	}

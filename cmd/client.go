@@ -65,14 +65,18 @@ func (a *app) endpoints(flag string) (dir string, p datadir.Endpoints, err error
 	return dir, p, err
 }
 
-// base is the server's URL without a slash at the end. pick chooses the
-// address from those of a data folder.
-func (f *serverFlags) base(pick func(datadir.Endpoints) string) (string, error) {
-	server := f.server
-	if server == "" && f.dataDir == "" {
-		server = f.app.getenv("IMD_SERVER")
+// named is the server that was given by URL; "" = that of a data folder is meant.
+func (f *serverFlags) named() string {
+	if f.server == "" && f.dataDir == "" {
+		return f.app.getenv("IMD_SERVER")
 	}
-	if server != "" {
+	return f.server
+}
+
+// base is the server's URL without a slash at the end. pick chooses from those of a
+// data folder.
+func (f *serverFlags) base(pick func(datadir.Endpoints) string) (string, error) {
+	if server := f.named(); server != "" {
 		u, err := url.Parse(server)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return "", usagef("--server %s: must be a URL such as http://127.0.0.1:8420", server)
@@ -83,15 +87,12 @@ func (f *serverFlags) base(pick func(datadir.Endpoints) string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	address := pick(p)
-	if address == "" {
+	at := pick(p)
+	if at == "" {
 		return "", newFailure(exitUnavailable, "starting", "the node of data folder "+dir+" does not listen there yet", "")
 	}
-	return strings.TrimRight(webURL(address), "/"), nil
+	return strings.TrimRight(at, "/"), nil
 }
-
-func opsAddress(p datadir.Endpoints) string    { return p.Ops }
-func publicAddress(p datadir.Endpoints) string { return p.Public }
 
 // token is the bearer token from --token-file, or "" if none was named.
 func (f *serverFlags) token() (string, error) {
@@ -111,7 +112,7 @@ func (f *serverFlags) token() (string, error) {
 
 // admin is a client of the admin services on the ops listener.
 func (f *serverFlags) admin() (*connect.Client, error) {
-	base, err := f.base(opsAddress)
+	base, err := f.base(opsURL)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,7 @@ func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc)
 
 // transport goes straight to the server: proxies of the environment are for
 // the web, not for the ops listener.
-func transport() http.RoundTripper {
+func transport() *http.Transport {
 	return &http.Transport{
 		DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext, TLSHandshakeTimeout: 5 * time.Second,
 		ResponseHeaderTimeout: 30 * time.Second, MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, ForceAttemptHTTP2: true,

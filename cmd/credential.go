@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -27,6 +28,7 @@ type credential struct {
 	ring   *keyring // of a data folder; nil = none
 	bearer string   // from --token-file
 	base   string
+	own    bool // base is what the node of a data folder has said
 
 	mu   sync.Mutex
 	api  imdv1connect.TokenServiceClient
@@ -36,13 +38,13 @@ type credential struct {
 // credential finds out what the command may use. It is an API key or a user's
 // token if --token-file names one, else the keys of the data folder.
 func (f *serverFlags) credential() (*credential, error) {
-	base, err := f.base(publicAddress)
+	base, err := f.base(publicURL)
 	if err != nil {
 		return nil, err
 	}
 	bearer, err := f.token()
 	if err != nil || bearer != "" {
-		return &credential{bearer: bearer, base: base}, err
+		return &credential{bearer: bearer, base: base, own: f.named() == ""}, err
 	}
 	dir, p, err := f.app.endpoints(f.dataDir)
 	if err != nil {
@@ -60,7 +62,7 @@ func (f *serverFlags) credential() (*credential, error) {
 		cfg.Audience = p.Audience
 	}
 	cfg.Issuer = p.Issuer
-	return &credential{ring: &keyring{keys: keys, auth: cfg}, base: base}, nil
+	return &credential{ring: &keyring{keys: keys, auth: cfg}, base: base, own: f.named() == ""}, nil
 }
 
 // token is a token for the user under one login. A user's own token is given
@@ -89,12 +91,24 @@ func (c *credential) tokens() imdv1connect.TokenServiceClient {
 }
 
 // transport is shared by all clients, so that they share connections; c.mu is
-// held.
+// held. The certificate of a node of this machine names what its clients call it,
+// not its address here, and only its own user can write where that stands.
 func (c *credential) transport() http.RoundTripper {
 	if c.wire == nil {
-		c.wire = transport()
+		t := transport()
+		if c.own {
+			t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+		}
+		c.wire = t
 	}
 	return c.wire
+}
+
+// client makes connections of the SDK.
+func (c *credential) client() *http.Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &http.Client{Transport: c.transport()}
 }
 
 // conversations is a client of the conversation service as the user.

@@ -295,7 +295,7 @@ func (e *engine) hangup(ctx context.Context) (release func()) {
 // banner once it serves.
 func (e *engine) changed(n control.Node) {
 	e.mu.Lock()
-	e.points.Public, e.points.Ops, e.points.Internal = n.Public, n.Ops, n.Internal
+	e.points.Public, e.points.PublicTLS, e.points.Ops, e.points.Internal = n.Public, n.PublicTLS, n.Ops, n.Internal
 	e.mu.Unlock()
 	switch n.State {
 	case control.Starting:

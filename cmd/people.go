@@ -66,6 +66,9 @@ func (f *personFlags) connect(ctx context.Context, o imd.Options) (*imd.Client, 
 	}
 	login := newLogin()
 	o.TokenFunc = func(ctx context.Context) (string, error) { return cred.token(ctx, f.as, login) }
+	if cred.own {
+		o.HTTPClient = cred.client()
+	}
 	o.Device, o.Class, o.Name = datadir.RandomID("cli-", 5), "desktop", "imd-cli/"+obs.ThisBuild().Version
 	client, err := imd.Connect(ctx, cred.base, o)
 	return client, clientFailure(err)

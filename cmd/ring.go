@@ -94,7 +94,7 @@ func (a *app) askRing(ctx context.Context, f *serverFlags, role, key string) (r 
 	if role != "state" && role != "push" {
 		return r, usagef("--role %s: only state and push have rings", role)
 	}
-	base, err := f.base(opsAddress)
+	base, err := f.base(opsURL)
 	if err != nil {
 		return r, err
 	}

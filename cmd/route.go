@@ -57,7 +57,7 @@ that is connected and not listed is one whose route was lost.`,
 
 // page reads a page of the ops listener, with the admin key, into v.
 func (f *serverFlags) page(ctx context.Context, path string, v any) error {
-	base, err := f.base(opsAddress)
+	base, err := f.base(opsURL)
 	if err != nil {
 		return err
 	}

@@ -100,6 +100,9 @@ func TestBanner(t *testing.T) {
 	}
 	e.demo = &demo{users: []string{"ann", "ben"}, throwaway: true}
 	p.Public = "127.0.0.1:8420"
+	if secure := (datadir.Endpoints{Public: p.Public, PublicTLS: true}); publicURL(secure) != "https://127.0.0.1:8420/" {
+		t.Errorf("with TLS it is at %s", publicURL(secure))
+	}
 	got = e.banner(p, time.Second)
 	for _, want := range []string{
 		"not for production", "http://127.0.0.1:8420/#user=ann\n", "http://127.0.0.1:8420/#user=ben\n", "(thrown away at the end)",
@@ -116,7 +119,7 @@ func TestWebURL(t *testing.T) {
 		"127.0.0.1:1": "http://127.0.0.1:1/", "0.0.0.0:1": "http://127.0.0.1:1/", "[::]:1": "http://127.0.0.1:1/", ":1": "http://127.0.0.1:1/",
 		"[::1]:1": "http://[::1]:1/", "chat.example:1": "http://chat.example:1/", "": "",
 	} {
-		if got := webURL(in); got != want {
+		if got := webURL("http://", in); got != want {
 			t.Errorf("webURL(%q) = %q; want %q", in, got, want)
 		}
 	}

@@ -169,14 +169,19 @@ was issued until now; a token that is issued later is good.`, reason),
 func (a *app) endLogins(ctx context.Context, svc adminv1connect.DeviceServiceClient, r *adminv1.EndLoginsRequest) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	if _, err := svc.EndLogins(ctx, r); err != nil {
+	res, err := svc.EndLogins(ctx, r)
+	if err != nil {
 		return err
 	}
 	what := "login " + r.LoginId
 	if r.LoginId == "" {
 		what = "all logins"
 	}
-	return a.printer().data(map[string]any{"user_id": r.UserId, "login_id": r.LoginId, "reason": r.Reason}, func(w io.Writer) {
-		fmt.Fprintf(w, "%s of %s: %s\n", what, r.UserId, r.Reason)
+	notTold := append([]string{}, res.NotTold...) // an empty list in JSON, not null
+	return a.printer().data(map[string]any{"user_id": r.UserId, "login_id": r.LoginId, "reason": r.Reason, "ended": res.Ended, "not_told": notTold}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s of %s: %s; sessions ended: %d\n", what, r.UserId, r.Reason, res.Ended)
+		if len(notTold) > 0 {
+			fmt.Fprintf(w, "  not told: %s; sessions there end within 30 s\n", strings.Join(notTold, ", "))
+		}
 	})
 }

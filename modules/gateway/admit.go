@@ -136,25 +136,43 @@ type looked struct {
 	err error
 }
 
-// admitMany looks many logins up in one call. It answers for each in order.
+// admitMany looks many logins up and answers for each in order; those whose call fails
+// are asked about apart.
 func (g *Gateway) admitMany(ctx context.Context, who []*v1.AdmitRequest) []looked {
-	out := make([]looked, len(who))
-	res, err := g.Directory.AdmitMany(ctx, &v1.AdmitManyRequest{Requests: who})
-	if err == nil && len(res.Answers) != len(who) {
-		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, "gateway.admit", "")
+	out, all := make([]looked, len(who)), make([]int, len(who))
+	for i := range all {
+		all[i] = i
 	}
-	for i := range who {
-		switch {
-		case err != nil:
-			out[i].err = err
-		case res.Answers[i].GetResponse() == nil:
-			e := res.Answers[i].GetError()
-			out[i].err = im.Errorf(im.ReasonByName(e.GetReason()), "gateway.admit", "%s", e.GetMessage())
-		default:
-			out[i].res = res.Answers[i].Response
-		}
+	ask := func(some []int) []failure[int] { return g.askAdmits(ctx, who, some, out) }
+	for _, f := range askApart(all, time.Now, ask) { // each says so in the log
+		out[f.x].err = f.err
 	}
 	return out
+}
+
+// askAdmits makes one call about some, notes what it is answered, and returns the
+// others.
+func (g *Gateway) askAdmits(ctx context.Context, who []*v1.AdmitRequest, some []int, out []looked) (failed []failure[int]) {
+	const op = "gateway.admit"
+	req := &v1.AdmitManyRequest{Requests: make([]*v1.AdmitRequest, len(some))}
+	for n, i := range some {
+		req.Requests[n] = who[i]
+	}
+	res, err := g.Directory.AdmitMany(ctx, req)
+	if err == nil && len(res.Answers) != len(some) {
+		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, op, "")
+	}
+	if err != nil {
+		return allFailed(some, err)
+	}
+	for n, i := range some {
+		if r := res.Answers[n].GetResponse(); r != nil {
+			out[i].res = r
+		} else {
+			failed = append(failed, failure[int]{i, unanswered(op, res.Answers[n].GetError())})
+		}
+	}
+	return failed
 }
 
 // application is the session's login as the directory is asked about it.

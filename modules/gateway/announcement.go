@@ -10,17 +10,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
-const (
-	// maxAnnounced is the most announcements, and the most withdrawals, that a leader
-	// may hand over.
-	maxAnnounced = 200
-	// noAnnouncements is the cursor of a session whose client wants none.
-	noAnnouncements = -1
-)
+// noAnnouncements is the cursor of a session whose client wants none.
+const noAnnouncements = -1
 
 // announced is one announcement, or that one was taken back, ready for all sessions.
 type announced struct {
@@ -38,12 +34,14 @@ type announcer struct {
 	mu      sync.Mutex
 	token   int64 // of the leader that handed it over
 	version int64
-	epoch   string      // of the store
-	list    []announced // by seq
-	owing   bool        // some sessions were behind
+	epoch   string                // of the store
+	list    []announced           // by seq
+	behind  map[*session]struct{} // sessions for which too much waited, until they are told
 }
 
-func newAnnouncer(g *Gateway) *announcer { return &announcer{g: g} }
+func newAnnouncer(g *Gateway) *announcer {
+	return &announcer{g: g, behind: map[*session]struct{}{}}
+}
 
 // announcedOf is what a leader hands over, in the order of the one sequence.
 func announcedOf(r *v1.ProclaimRequest) ([]announced, error) {
@@ -82,7 +80,6 @@ func (a *announcer) take(token int64, r *v1.ProclaimRequest, now time.Time) erro
 
 // tell tells all sessions; a.mu is held.
 func (a *announcer) tell(now time.Time) {
-	a.owing = false
 	var touched []*session
 	for _, s := range a.g.hub.all() {
 		if a.session(s, now) {
@@ -95,6 +92,7 @@ func (a *announcer) tell(now time.Time) {
 // session tells one session what it has not been told, and reports whether that
 // was something; a.mu is held.
 func (a *announcer) session(s *session, now time.Time) (told bool) {
+	delete(a.behind, s)
 	for _, x := range a.list {
 		if !x.expires.After(now) {
 			continue
@@ -104,7 +102,7 @@ func (a *announcer) session(s *session, now time.Time) (told bool) {
 			told = true
 			a.g.m.announcements.Inc()
 		case announceBehind:
-			a.owing = true
+			a.behind[s] = struct{}{}
 			return told
 		}
 	}
@@ -120,13 +118,17 @@ func (a *announcer) greet(s *session) {
 	}
 }
 
-// pay tells sessions that were behind.
+// pay tells sessions that were behind, and forgets those that have ended.
 func (a *announcer) pay(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.owing {
-		a.tell(now)
+	var touched []*session
+	for s := range a.behind {
+		if a.session(s, now) {
+			touched = append(touched, s)
+		}
 	}
+	flush(touched)
 }
 
 // What became of an announcement for a session.
@@ -167,8 +169,8 @@ func (s service) Proclaim(_ context.Context, req *v1.ProclaimRequest) (*v1.Procl
 	if err := s.leads(op, req.Leader); err != nil {
 		return nil, err
 	}
-	if max(len(req.Announcements), len(req.Withdrawn)) > maxAnnounced {
-		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d announcements", maxAnnounced)
+	if max(len(req.Announcements), len(req.Withdrawn)) > store.MaxAnnouncements {
+		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d announcements", store.MaxAnnouncements)
 	}
 	if err := s.g.announcer.take(req.Leader.Token, req, time.Now()); err != nil {
 		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, "an announcement cannot be encoded")

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/testenv"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -101,5 +102,53 @@ func TestAnnouncementsAreTold(t *testing.T) {
 	wantTold(t, "who wants none", deaf)
 	if _, err := svc.Proclaim(t.Context(), &v1.ProclaimRequest{}); err == nil {
 		t.Error("a call without a leader is heard")
+	}
+}
+
+// Who was behind is told once there is room, without a look at anybody else; who
+// has ended meanwhile is forgotten.
+func TestOnlyWhoWasBehindIsLookedAtAgain(t *testing.T) {
+	w := begin(t)
+	login := func(user string) (*testenv.Client, *session) {
+		c := testenv.Dial(t, w.base(), protocol.Proto)
+		c.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
+			Version: 1, Token: w.token(user), DeviceId: "d", AnnouncementSeq: new(int64)}}})
+		c.Answer(1)
+		return c, w.g.hub.of(im.UserID(user))[0]
+	}
+	full := func(s *session, frames int) {
+		s.q.mu.Lock()
+		defer s.q.mu.Unlock()
+		s.q.n += frames
+	}
+	slow, s := login("slow")
+	_, gone := login("gone")
+	quick, other := login("quick")
+	for _, x := range []*session{s, gone} {
+		full(x, w.g.cfg.QueueFrames)
+	}
+	if _, err := (service{w.g}).Proclaim(t.Context(), proclaim(3, 1, "e1", 4, 5)); err != nil {
+		t.Fatal(err)
+	}
+	wantTold(t, "who has room", quick, 4, 5)
+	wantTold(t, "who is behind", slow)
+	full(s, -w.g.cfg.QueueFrames)
+	gone.end("kicked", "", 0)
+
+	other.mu.Lock() // whoever looks at it waits
+	paid := make(chan struct{})
+	go func() { w.g.announcer.pay(time.Now()); close(paid) }()
+	select {
+	case <-paid:
+	case <-time.After(10 * time.Second):
+		t.Error("sessions that were told are looked at again")
+	}
+	other.mu.Unlock()
+	<-paid
+	wantTold(t, "who was behind", slow, 4, 5)
+	w.g.announcer.mu.Lock()
+	defer w.g.announcer.mu.Unlock()
+	if n := len(w.g.announcer.behind); n != 0 {
+		t.Errorf("%d sessions are remembered", n)
 	}
 }

@@ -17,6 +17,8 @@ import (
 type Config struct {
 	// Listen is the host:port for clients; port 0 picks a free one.
 	Listen string `mapstructure:"listen" doc:"Address for clients and the public API, host:port; port 0 picks a free one. Default 127.0.0.1:8420."`
+	// TLS is for clients that reach the node without a proxy.
+	TLS TLSConfig `mapstructure:"tls"`
 	// AllowedOrigins are web origins besides the own host, each exactly
 	// scheme://host or scheme://host:port.
 	AllowedOrigins []string `mapstructure:"allowed_origins" doc:"Web origins that may connect besides the own host, each exactly scheme://host[:port]; default none."`
@@ -61,6 +63,13 @@ type Config struct {
 	Limits LimitConfig `mapstructure:"limits"`
 }
 
+// TLSConfig names the files for TLS with clients.
+type TLSConfig struct {
+	// CertFile and KeyFile belong together.
+	CertFile string `mapstructure:"cert_file" doc:"PEM file with the certificate of the public listener, followed by those between it and its authority; read anew when it changes. Default none, which means no TLS."`
+	KeyFile  string `mapstructure:"key_file" doc:"PEM file with the key of that certificate, which not everybody may be able to read; read anew when it changes."`
+}
+
 // LoginConfig is the device policy.
 type LoginConfig struct {
 	// Mode is multi, kick_old or reject_new.
@@ -101,6 +110,8 @@ type LimitConfig struct {
 	ConversationBurst int     `mapstructure:"conversation_burst" doc:"Sends into one conversation at once; default 2000."`
 	AcceptRate        float64 `mapstructure:"accept_rate" doc:"Connections a second on the node, for each processor that it uses; default 5000."`
 	AcceptBurst       int     `mapstructure:"accept_burst" doc:"Connections on the node at once, for each processor that it uses; default 10000."`
+	TLSRate           float64 `mapstructure:"tls_rate" doc:"TLS handshakes a second on the node, for each processor that it uses; what is above waits for its turn, up to 4 s. Default 500."`
+	TLSBurst          int     `mapstructure:"tls_burst" doc:"TLS handshakes on the node at once, for each processor that it uses; default 500."`
 	AddressRate       float64 `mapstructure:"address_rate" doc:"Connections a second from one address; default 200."`
 	AddressBurst      int     `mapstructure:"address_burst" doc:"Connections from one address at once; default 2000."`
 	FailedHellos      int     `mapstructure:"failed_hellos" doc:"Bad tokens a minute from one address before it is refused for a minute; default 10."`
@@ -124,7 +135,7 @@ func DefaultConfig() Config {
 			ConnectionRate: protocol.ConnectionFrameRate, ConnectionBurst: protocol.ConnectionFrameBurst,
 			UserRate: protocol.UserSendRate, UserBurst: protocol.UserSendBurst,
 			ConversationRate: protocol.ConversationSendRate, ConversationBurst: protocol.ConversationSendBurst,
-			AcceptRate: 5000, AcceptBurst: 10_000,
+			AcceptRate: 5000, AcceptBurst: 10_000, TLSRate: 500, TLSBurst: 500,
 			AddressRate: protocol.AddressUpgradeRate, AddressBurst: protocol.AddressUpgradeBurst,
 			FailedHellos: 10, LoopbackExempt: true,
 		},
@@ -162,6 +173,9 @@ func (c Config) Validate() error {
 	var p problems
 	if c.Listen == "" {
 		p.add("listen", "must be set")
+	}
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		p.add("tls", "cert_file and key_file belong together")
 	}
 	c.validateOrigins(&p)
 	if _, err := parseProxies(c.TrustedProxies); err != nil {
@@ -212,6 +226,7 @@ func (c LimitConfig) validate(p *problems) {
 	p.rate("limits.user", c.user())
 	p.rate("limits.conversation", c.conversation())
 	p.rate("limits.accept", c.accept())
+	p.rate("limits.tls", c.tls())
 	p.rate("limits.address", c.address())
 	p.number("limits.failed_hellos", c.FailedHellos, 1, 1_000_000)
 }
@@ -231,6 +246,11 @@ func (c LimitConfig) conversation() rate.Limit {
 // accept is for each processor.
 func (c LimitConfig) accept() rate.Limit {
 	return rate.Limit{PerSecond: c.AcceptRate, Burst: c.AcceptBurst}
+}
+
+// tls is for each processor too.
+func (c LimitConfig) tls() rate.Limit {
+	return rate.Limit{PerSecond: c.TLSRate, Burst: c.TLSBurst}
 }
 
 func (c LimitConfig) address() rate.Limit {

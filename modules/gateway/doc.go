@@ -17,7 +17,9 @@
 //   - A session is registered for deliveries before its route is claimed, so
 //     what a delivery does not find here has ended (place.go).
 //   - Routes are refreshed by this node alone, and put back when the store has
-//     lost them (keeper.go). A claim that comes late displaces nobody newer.
+//     lost them (keeper.go). A claim that comes late displaces nobody newer. With
+//     each refresh the login is looked up too, in case nobody could tell this node
+//     that it was ended.
 //   - Those who log in are looked up and claim their places in groups, four at
 //     once, and the others wait for their turn (admit.go); nobody who joins waits for
 //     the gateway of a session that it displaced.

@@ -34,6 +34,8 @@ type shard struct {
 	busy  bool
 	since time.Time     // when what is worked on came; zero = nothing is
 	spent time.Duration // working
+
+	yielder *yielder // of who works at it; nil until open
 }
 
 // audience is sessions, by shard.
@@ -60,6 +62,26 @@ func newEngine(run func(func()) bool, now func() time.Time) *engine {
 		e.shards = append(e.shards, &shard{})
 	}
 	return e
+}
+
+// open takes the descriptors with which shards let others go on; close gives them
+// back.
+func (e *engine) open() (err error) {
+	for _, s := range e.shards {
+		if s.yielder, err = newYielder(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close gives back what open took, if it did.
+func (e *engine) close() {
+	for _, s := range e.shards {
+		if s.yielder != nil {
+			_ = s.yielder.close() // nothing was written that could be lost
+		}
+	}
 }
 
 // of is the shard of a session.
@@ -121,7 +143,7 @@ func (e *engine) step(s *shard) bool {
 	s.since = p.came
 	s.mu.Unlock()
 	began := e.now()
-	p.serve()
+	p.serve(s.yielder.yield)
 	p.done()
 	s.mu.Lock()
 	s.spent += e.now().Sub(began)
@@ -129,8 +151,8 @@ func (e *engine) step(s *shard) bool {
 	return true
 }
 
-// serve delivers to each session and lets it leave.
-func (p *part) serve() {
+// serve delivers to each session and lets it leave. It yields after each piece.
+func (p *part) serve(yield func()) {
 	for i, l := range p.to {
 		frames := p.frames
 		for len(frames) > 0 && frames[0].seq <= l.start && frames[0].seq > 0 {
@@ -147,7 +169,7 @@ func (p *part) serve() {
 			l.q.flush()
 		}
 		if i%pieceSize == pieceSize-1 {
-			runtime.Gosched()
+			yield()
 		}
 	}
 }

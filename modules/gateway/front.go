@@ -29,19 +29,20 @@ const (
 // programs usually write it, and connections through TLS. So the server is
 // what decides about all that is unusual. It is the server's listener.
 type front struct {
-	g    *Gateway
-	ln   net.Listener
-	rest chan net.Conn // for the server
-	done chan struct{}
-	end  func() error
-	wg   sync.WaitGroup
+	g     *Gateway
+	ln    net.Listener
+	plain bool          // connections are not through TLS
+	rest  chan net.Conn // for the server
+	done  chan struct{}
+	end   func() error
+	wg    sync.WaitGroup
 
 	mu      sync.Mutex
 	reading map[net.Conn]struct{} // nil = closed
 }
 
-func newFront(g *Gateway, ln net.Listener) *front {
-	f := &front{g: g, ln: ln, rest: make(chan net.Conn), done: make(chan struct{}), reading: map[net.Conn]struct{}{}}
+func newFront(g *Gateway, ln net.Listener, plain bool) *front {
+	f := &front{g: g, ln: ln, plain: plain, rest: make(chan net.Conn), done: make(chan struct{}), reading: map[net.Conn]struct{}{}}
 	f.end = sync.OnceValue(f.close)
 	return f
 }
@@ -96,7 +97,7 @@ func (f *front) run() error {
 			}
 			continue
 		}
-		if t, plain := c.(*net.TCPConn); plain {
+		if t, ok := c.(*net.TCPConn); ok && f.plain {
 			f.wg.Go(func() { f.serve(t) })
 		} else {
 			f.pass(c)
@@ -166,7 +167,7 @@ func (f *front) open(c *net.TCPConn) *session {
 		_ = c.Close()
 		return nil
 	}
-	f.g.countSocket(c, http.StateNew) // as the server would; it may close it
+	f.g.follow(c, http.StateNew) // as the server would; it may close it
 	by := time.Now().Add(headerTimeout)
 	_ = c.SetReadDeadline(by)
 	h := headPool.Get().(*head)
@@ -175,22 +176,23 @@ func (f *front) open(c *net.TCPConn) *session {
 	f.letGo(c)
 	if err != nil {
 		_ = c.Close()
-		f.g.countSocket(c, http.StateClosed)
+		f.g.follow(c, http.StateClosed)
 		return nil
 	}
 	var r *http.Request
 	if whole {
 		r = h.request(data)
 	}
+	f.g.sockets.heard(c)
 	if r == nil {
-		f.g.countSocket(c, http.StateClosed) // the server counts it anew
+		f.g.follow(c, http.StateClosed) // the server counts it anew
 		f.pass(&opened{TCPConn: c, read: bytes.Clone(data), by: by})
 		return nil
 	}
 	r.RemoteAddr = c.RemoteAddr().String()
 	a := answer{c: c, in: h.in}
 	s := f.g.open(&a, r)
-	f.g.countSocket(c, a.finish())
+	f.g.follow(c, a.finish())
 	return s
 }
 

@@ -125,7 +125,7 @@ func TestRequestsHoweverTheyCome(t *testing.T) {
 			t.Errorf("a refused connection goes on: %v", err)
 		}
 	})
-	eventually(t, "no socket is counted twice, or for ever", func() bool { return w.g.plain.Load() <= 1 })
+	eventually(t, "no socket is counted twice, or for ever", func() bool { return w.g.sockets.waits() <= 1 })
 }
 
 // What is still being read when the gateway stops does not hold it up.
@@ -135,9 +135,9 @@ func TestAStopWhileRequestsAreRead(t *testing.T) {
 		c, _ := raw(t, w)
 		_, _ = io.WriteString(c, begun)
 	}
-	eventually(t, "they are there", func() bool { return w.g.plain.Load() == 3 })
+	eventually(t, "they are there", func() bool { return w.g.sockets.waits() == 3 })
 	w.stop()
-	eventually(t, "no socket is left", func() bool { return w.g.plain.Load() == 0 })
+	eventually(t, "no socket is left", func() bool { return w.g.sockets.waits() == 0 })
 }
 
 // Several sockets listen, and the address is still taken by one program alone.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -18,8 +19,8 @@ import (
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
-	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/park"
+	"github.com/imdhq/imd/pkg/reload"
 	"github.com/imdhq/imd/pkg/settings"
 	"github.com/imdhq/imd/pkg/tally"
 	"github.com/imdhq/imd/pkg/trace"
@@ -39,8 +40,6 @@ const (
 	// quietTime is how long a connection is quiet before it is parked. Parking
 	// and waking cost more than waiting, so who writes every few seconds is not.
 	quietTime = 5 * time.Second
-	// spareFiles is how many descriptors the process needs besides clients'.
-	spareFiles = 100
 )
 
 // verifier checks tokens.
@@ -119,6 +118,8 @@ type Gateway struct {
 	admission *admission
 	hub       *hub
 	engine    *engine
+	bulk      *bulk
+	pages     pages
 	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
@@ -138,8 +139,11 @@ type Gateway struct {
 
 	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
-	mostSockets  int           // that may be open, upgraded or not; set by Start
-	plain        atomic.Int64  // sockets that are not upgraded
+	sockets      *sockets
+	files        uint64    // that the process may open; set by Start, then of followFiles
+	toldFiles    time.Time // when the log was told last that there are none left
+
+	cert atomic.Pointer[reload.Value[*tls.Certificate]] // of the public listener; nil = it speaks no TLS; set by Start
 
 	memoryLimit uint64        // of the process, in bytes; 0 = none; set by Start
 	memoryUsed  func() uint64 // by the process now, in bytes
@@ -184,6 +188,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.engine = newEngine(g.another, time.Now)
 	d.Reg.MustRegister(g.engine)
+	g.bulk = newBulk()
 	g.groups = newGroups(g)
 	g.keeper, g.ended = newKeeper(g), newEndings()
 	d.Tally.Watch(g.hub.present)
@@ -192,11 +197,14 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.desks()
 	g.joins = newJoins(g)
 	m.watchRequests(d.Reg, g)
+	m.watchCertificate(d.Reg, g)
 	g.releases = make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated, mostInLine: newcomersInLine,
 		mostAddress: cfg.MaxUnauthenticatedAddress, exempt: g.limits.exempt, byAddr: map[netip.Addr]int{}}
+	g.sockets = &sockets{mostSilent: cfg.MaxUnauthenticated + newcomersInLine, mostAddress: cfg.MaxUnauthenticatedAddress,
+		exempt: func(a netip.Addr) bool { return g.limits.exempt(a) || g.trusted(a) }, silent: map[net.Conn]netip.Addr{}, byAddr: map[netip.Addr]int{}}
 	return g, nil
 }
 
@@ -247,11 +255,17 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if g.origins.all {
 		g.Log.Warn("every web page may connect: gateway.unsafe_allow_all_origins is on")
 	}
+	if err := g.certificate(); err != nil {
+		return err
+	}
 	lot, err := park.New()
 	if err != nil {
 		return err
 	}
 	g.lot = lot
+	if err := errors.Join(g.engine.open(), g.bulk.open()); err != nil {
+		return err
+	}
 	ln, err := listenWide(ctx, g.cfg.Listen)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -263,9 +277,13 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if g.Public != nil {
 		public = g.Public()
 	}
-	g.ln, g.front = ln, newFront(g, ln)
+	g.ln = doorstep{ln, g.noFiles}
+	g.front = newFront(g, g.ln, g.cert.Load() == nil)
 	g.srv = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if c, ok := r.Context().Value(socketKey{}).(net.Conn); ok {
+				g.sockets.heard(c)
+			}
 			if r.URL.Path == protocol.Path {
 				g.upgrade(w, r)
 				return
@@ -273,12 +291,25 @@ func (g *Gateway) Start(ctx context.Context) error {
 			public.ServeHTTP(w, r)
 		}),
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: bodyTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, ConnState: g.countSocket, ErrorLog: zap.NewStdLog(g.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
+		MaxHeaderBytes: maxHeader, ConnState: g.follow, ConnContext: withSocket, TLSConfig: g.tlsConfig(), Protocols: &http.Protocols{}, ErrorLog: zap.NewStdLog(g.Log.WithOptions(zap.IncreaseLevel(zap.ErrorLevel))),
 	}
+	g.srv.Protocols.SetHTTP1(true)
 	if g.Announce != nil {
-		g.Announce("public", ln.Addr().String())
+		name := "public"
+		if g.cert.Load() != nil {
+			name = "public-tls"
+		}
+		g.Announce(name, ln.Addr().String())
 	}
 	return nil
+}
+
+// answer serves the public listener until it is closed.
+func (g *Gateway) answer() error {
+	if g.cert.Load() != nil {
+		return g.srv.ServeTLS(g.front, "", "")
+	}
+	return g.srv.Serve(g.front)
 }
 
 // Run serves clients until ctx is done. Sessions that are still open then are
@@ -290,7 +321,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	defer stop()
 	var own sync.WaitGroup
 	own.Go(func() { failed <- g.front.run() })
-	own.Go(func() { failed <- g.srv.Serve(g.front) })
+	own.Go(func() { failed <- g.answer() })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
 	own.Go(func() { g.marks.run(work) })
@@ -299,6 +330,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	own.Go(func() { g.watchers.run(work) })
 	own.Go(func() { g.tidyUp(work) })
 	own.Go(func() { g.guardMemory(work) })
+	own.Go(func() { g.followFiles(work) })
 	g.serving.Store(true)
 	var err error
 	select {
@@ -341,7 +373,7 @@ func (g *Gateway) stop() {
 	}
 	g.cancel() // calls
 	for _, s := range g.hub.all() {
-		_ = s.wire.Conn.Close()
+		_ = cut(s.wire.Conn)
 	}
 	<-done
 }
@@ -349,6 +381,8 @@ func (g *Gateway) stop() {
 // Close frees the port if Run never did.
 func (g *Gateway) Close() error {
 	g.cancel()
+	g.bulk.close()
+	g.engine.close()
 	if g.lot != nil {
 		_ = g.lot.Close() // nothing was written that could be lost
 	}
@@ -359,60 +393,4 @@ func (g *Gateway) Close() error {
 		return err
 	}
 	return nil
-}
-
-// setCeiling lets the process open as many files as it may and settles how many
-// connections it takes. It says so if more are allowed than can be.
-func (g *Gateway) setCeiling() {
-	files, err := raiseFileLimit()
-	if err != nil {
-		g.Log.Warn("the limit of open files is not known", obs.Err(err))
-		files = 1 << 10
-	}
-	files = min(max(files, 2*spareFiles), 10_000_000)
-	possible := int(files - spareFiles)
-	most := g.cfg.MaxConnections
-	if most == 0 {
-		most = possible
-	}
-	if most > possible {
-		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
-			zap.Int("max_connections", most), zap.Uint64("open_files", files), zap.Int("taken_at_most", possible))
-	}
-	most = min(most, possible)
-	g.admission.setMost(most)
-	if g.Capacity != nil {
-		g.Capacity(most)
-	}
-	g.mostSockets = int(files - spareFiles/2)
-}
-
-// countSocket follows the sockets of the HTTP server. One that would take the
-// last descriptors, which the stores need, is closed at once.
-func (g *Gateway) countSocket(c net.Conn, state http.ConnState) {
-	switch state {
-	case http.StateNew:
-		if int(g.plain.Add(1))+g.admission.count() > g.mostSockets {
-			g.m.handshakes.WithLabelValues("no_files").Inc()
-			_ = c.Close()
-		}
-	case http.StateHijacked, http.StateClosed: // admission counts the hijacked ones
-		g.plain.Add(-1)
-	}
-}
-
-// raiseFileLimit raises the soft limit of open files to the hard one and
-// returns what holds then.
-func raiseFileLimit() (uint64, error) {
-	var l syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
-		return 0, err
-	}
-	if l.Cur < l.Max {
-		raised := syscall.Rlimit{Cur: l.Max, Max: l.Max}
-		if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised) == nil {
-			return raised.Cur, nil
-		}
-	}
-	return l.Cur, nil
 }

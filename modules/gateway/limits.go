@@ -35,6 +35,7 @@ type Limits struct {
 	convs   *rate.Keyed[im.ConversationID]
 	addrs   *rate.Keyed[netip.Addr]
 	node    *rate.Keyed[struct{}] // one bucket, for all newcomers
+	shakes  rate.Line             // for the TLS handshakes of all
 	strikes *rate.Strikes[netip.Addr]
 }
 
@@ -110,6 +111,15 @@ func (l *Limits) accept() (ok bool, retryAfter time.Duration) {
 		return false, max(wait, minWait)
 	}
 	return true, 0
+}
+
+// handshake counts one TLS handshake. It is to wait until it is its turn; if ok is
+// false that would take too long.
+func (l *Limits) handshake() (wait time.Duration, ok bool) {
+	if l.off.Load() {
+		return 0, true
+	}
+	return l.shakes.Join(l.now(), l.rates().tls, turnWait)
 }
 
 // badToken counts a token from an address that was not valid.

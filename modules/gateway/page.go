@@ -20,7 +20,7 @@ type Status struct {
 
 // page tells what the gateway holds; nothing about single users.
 func (g *Gateway) page(*http.Request) (any, status.Page) {
-	s := Status{Sockets: g.plain.Load(), Requests: g.requests.busy(), Waiting: g.requests.waits() + g.syncs.waits(), State: "serving"}
+	s := Status{Sockets: int64(g.sockets.waits()), Requests: g.requests.busy(), Waiting: g.requests.waits() + g.syncs.waits(), State: "serving"}
 	s.Connections, s.Sessions, s.Users = g.hub.counts()
 	switch {
 	case g.closing.Load():

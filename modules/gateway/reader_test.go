@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"strings"
 	"sync"
@@ -314,11 +313,9 @@ func TestSessionsThatEndWhileTheyAreParked(t *testing.T) {
 
 // Through TLS all is the same: what a record holds besides is not forgotten.
 func TestParkingThroughTLS(t *testing.T) {
-	w := beginTuned(t, quietAfter(20*time.Millisecond))
-	srv := httptest.NewUnstartedServer(http.HandlerFunc(w.g.upgrade))
-	srv.StartTLS()
-	defer srv.Close()
-	c, err := tls.Dial("tcp", srv.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+	secure := newSecure(t)
+	w := beginTuned(t, quietAfter(20*time.Millisecond), secure.use)
+	c, err := tls.Dial("tcp", w.g.Addr().String(), secure.client())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
@@ -79,8 +82,12 @@ func (s *session) bad(id uint32, reason, msg string) {
 // ask makes a call on behalf of the request id and answers it with the frame
 // or the error that do returns. kind is that of the request.
 func (s *session) ask(id uint32, kind string, do func(context.Context) (*clientv1.ServerFrame, error)) {
-	r := s.newRequest(id, kind)
-	j := job{do: func() { r.answer(do(trace.With(s.g.ctx, r.trace))) }, late: func() { r.refuse("late") }}
+	s.offer(s.newRequest(id, kind), func(r *request, ctx context.Context) { r.answer(do(ctx)) })
+}
+
+// offer has a request done in its turn.
+func (s *session) offer(r *request, do func(*request, context.Context)) {
+	j := job{do: func() { do(r, trace.With(s.g.ctx, r.trace)) }, late: func() { r.refuse("late") }}
 	if !s.g.requests.offer(j, false) {
 		r.refuse("full")
 	}
@@ -106,21 +113,39 @@ func (r *request) refuse(why string) {
 // answer writes the answer, a frame or what the error says; nil = nothing is
 // written.
 func (r *request) answer(f *clientv1.ServerFrame, err error) {
-	reason, s := "", r.s
+	reason := ""
 	if err != nil {
 		e := im.Wire(err)
 		reason, f = e.GetReason(), errorFrame(r.id, e)
 	}
-	s.g.Trace.Span(trace.Span{Context: r.trace, Name: r.kind, Kind: trace.Server, Begin: r.began, End: time.Now(), Failed: reason})
+	r.end(reason, func(s *session) {
+		if f != nil {
+			f.Id = r.id
+			s.replyLocked(f)
+		}
+	})
+}
+
+// answerPage writes the answer to a request for history, in its turn.
+func (r *request) answerPage(h *clientv1.HistoryResult) {
+	g := r.s.g
+	g.bulk.do(func() {
+		data, err := g.pages.frame(r.s.enc, r.id, h)
+		r.end("", func(s *session) { s.writeLocked(kindHistoryResult, data, err) })
+	})
+}
+
+// end ends the request: write answers, with the session's lock held. failed is a
+// reason or empty.
+func (r *request) end(failed string, write func(*session)) {
+	s := r.s
+	s.g.Trace.Span(trace.Span{Context: r.trace, Name: r.kind, Kind: trace.Server, Begin: r.began, End: time.Now(), Failed: failed})
 	if r.sync != nil {
 		s.q.uncork() // welcome may have waited for this
 	}
 	s.mu.Lock()
 	s.requests--
-	if f != nil {
-		f.Id = r.id
-		s.replyLocked(f)
-	}
+	write(s)
 	s.mu.Unlock()
 	s.look()
 }
@@ -173,24 +198,37 @@ func (s *session) sync(id uint32, q *clientv1.Sync) {
 
 // syncMany asks state about many syncs and answers them.
 func (g *Gateway) syncMany(batch []*request) {
+	failed := askApart(batch, time.Now, g.askSyncs)
+	if n := len(failed); n > 0 && n < len(batch) && mayBeAnothers(failed[0].err) {
+		g.Log.Warn("state answered other syncs, but not these", zap.Int("syncs", n), obs.User(failed[0].x.s.user), obs.Err(failed[0].err))
+	}
+	for _, f := range failed {
+		f.x.answer(nil, f.err)
+	}
+}
+
+// askSyncs makes one call, answers whom it can, and returns the others.
+func (g *Gateway) askSyncs(batch []*request) (failed []failure[*request]) {
+	const op = "gateway.sync"
 	req := &v1.SyncManyRequest{Requests: make([]*v1.SyncRequest, len(batch))}
 	for i, r := range batch {
 		req.Requests[i] = r.sync
 	}
 	res, err := g.State.SyncMany(trace.With(g.ctx, batch[0].trace), req)
 	if err == nil && len(res.Answers) != len(batch) {
-		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, "gateway.sync", "")
+		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, op, "")
+	}
+	if err != nil {
+		return allFailed(batch, err)
 	}
 	for i, r := range batch {
-		switch {
-		case err != nil:
-			r.answer(nil, err)
-		case res.Answers[i].GetResult() == nil:
-			r.answer(errorFrame(r.id, res.Answers[i].GetError()), nil)
-		default:
-			r.answer(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_SyncResult{SyncResult: res.Answers[i].Result}}, nil)
+		if a := res.Answers[i]; a.GetResult() == nil {
+			failed = append(failed, failure[*request]{r, unanswered(op, a.GetError())})
+			continue
 		}
+		r.answer(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_SyncResult{SyncResult: res.Answers[i].Result}}, nil)
 	}
+	return failed
 }
 
 func (s *session) history(id uint32, h *clientv1.History) {
@@ -206,12 +244,12 @@ func (s *session) history(id uint32, h *clientv1.History) {
 	}
 	h.Limit = min(h.Limit, protocol.MaxHistoryLimit)
 	req := &v1.HistoryRequest{UserId: string(s.user), History: h, MaxBytes: resultBytes, Json: s.enc == protocol.JSON}
-	s.ask(id, "history", func(ctx context.Context) (*clientv1.ServerFrame, error) {
-		res, err := s.g.State.History(ctx, req)
-		if err != nil {
-			return nil, err
+	s.offer(s.newRequest(id, "history"), func(r *request, ctx context.Context) {
+		if res, err := s.g.State.History(ctx, req); err != nil {
+			r.answer(nil, err)
+		} else {
+			r.answerPage(res.Result)
 		}
-		return &clientv1.ServerFrame{Kind: &clientv1.ServerFrame_HistoryResult{HistoryResult: res.Result}}, nil
 	})
 }
 

@@ -416,12 +416,18 @@ func (s *session) replyLocked(f *clientv1.ServerFrame) {
 		return
 	}
 	data, err := protocol.EncodeServer(s.enc, f)
-	if err != nil { // text that is no UTF-8 never gets this far
+	s.writeLocked(kindOfServer(f), data, err)
+}
+
+// writeLocked queues an encoded frame that the client waits for; err is why there
+// is none.
+func (s *session) writeLocked(k kind, data []byte, err error) {
+	switch {
+	case s.phase == ended:
+	case err != nil: // text that is no UTF-8 never gets this far
 		s.g.Log.Error("a frame cannot be encoded", obs.Session(s.id), obs.Err(err))
 		s.endLocked("internal", "", 0)
-		return
-	}
-	if s.q.answer(outFrame{data: data, kind: kindOfServer(f)}) {
+	case s.q.answer(outFrame{data: data, kind: k}):
 		s.endLocked("slow", "too much waits to be read", 0)
 	}
 }

@@ -56,6 +56,8 @@ var (
 	conversationBurst = burst("conversation", defaults.Limits.ConversationBurst, "Sends into one conversation at once.", "sends")
 	acceptRate        = perSecond("accept", defaults.Limits.AcceptRate, "Connections a second on the node, for each processor that it uses.", "connections/s")
 	acceptBurst       = burst("accept", defaults.Limits.AcceptBurst, "Connections on the node at once, for each processor that it uses.", "connections")
+	tlsRate           = perSecond("tls", defaults.Limits.TLSRate, "TLS handshakes a second on the node, for each processor that it uses.", "handshakes/s")
+	tlsBurst          = burst("tls", defaults.Limits.TLSBurst, "TLS handshakes on the node at once, for each processor that it uses.", "handshakes")
 	addressRate       = perSecond("address", defaults.Limits.AddressRate, "Connections a second from one address.", "connections/s")
 	addressBurst      = burst("address", defaults.Limits.AddressBurst, "Connections from one address at once.", "connections")
 
@@ -63,7 +65,7 @@ var (
 		Keys: append(classKeys(), []settings.Declared{
 			pingInterval, pongTimeout, redeliverAfter, redeliverCount, loginMode, loginMulti, loginSameClass, loginTotal, strictSessions, rateFactor,
 			presenceLease, typingMembers,
-			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, acceptRate, acceptBurst, addressRate, addressBurst,
+			connectionRate, connectionBurst, userRate, userBurst, conversationRate, conversationBurst, acceptRate, acceptBurst, tlsRate, tlsBurst, addressRate, addressBurst,
 		}...),
 		Rules: []settings.Rule{settings.Below(pongTimeout, pingInterval)},
 	}
@@ -137,7 +139,7 @@ type tuning struct {
 }
 
 // rates are those in force, with the factor in them.
-type rates struct{ connection, user, conversation, accept, address rate.Limit }
+type rates struct{ connection, user, conversation, accept, tls, address rate.Limit }
 
 // tune puts the settings over the configuration.
 func tune(cfg Config, now *settings.Snapshot) tuning {
@@ -156,6 +158,7 @@ func tune(cfg Config, now *settings.Snapshot) tuning {
 			user:         limit(userRate, userBurst, cfg.Limits.user(), factor),
 			conversation: limit(conversationRate, conversationBurst, cfg.Limits.conversation(), factor),
 			accept:       limit(acceptRate, acceptBurst, cfg.Limits.accept(), float64(runtime.GOMAXPROCS(0))),
+			tls:          limit(tlsRate, tlsBurst, cfg.Limits.tls(), float64(runtime.GOMAXPROCS(0))),
 			address:      limit(addressRate, addressBurst, cfg.Limits.address(), 1),
 		},
 	}

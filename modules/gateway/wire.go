@@ -149,6 +149,15 @@ func rawOf(c net.Conn) (raw syscall.RawConn, plain bool) {
 	return raw, plain
 }
 
+// cut closes the socket under a connection at once. Through TLS nothing is said
+// before, which could wait for a client that does not read.
+func cut(c net.Conn) error {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = t.NetConn()
+	}
+	return c.Close()
+}
+
 // keepWaitingHere lets the kernel take no more than it can soon send, so that
 // what waits for a slow client waits in its queue, where it can still become a
 // hint. Where the option does not exist the kernel takes more.

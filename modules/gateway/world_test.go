@@ -69,7 +69,7 @@ func beginTuned(t testing.TB, tune func(*Gateway), edit ...func(*Config)) *world
 	}
 	w := &world{t: t, routes: memory.New(), key: auth.Key{ID: "k1", Secret: []byte("0123456789abcdef0123456789abcdef")}}
 	w.peers = peer.NewSet(testNode, zap.NewNop(), parity(t)...)
-	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, notes: map[string]note{}, gate: make(chan struct{})}
+	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, notes: map[string]note{}, poison: "-", bane: "-", gate: make(chan struct{})}
 	close(w.state.gate)
 	v, err := auth.NewVerifier(auth.DefaultConfig(), func() []auth.Key { return []auth.Key{w.key} })
 	if err != nil {
@@ -192,6 +192,8 @@ type fakeState struct {
 	onProve func() error      // called before a claim is noted
 	onAdmit func(n int)       // called with the number of the call
 	onSync  func(n int)       // called before a call with n syncs reads
+	poison  string            // a user whose sync fails its call
+	bane    string            // a user whose login does
 	admits  int
 }
 
@@ -353,7 +355,10 @@ func (s *fakeState) SyncMany(_ context.Context, r *v1.SyncManyRequest) (*v1.Sync
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	res := &v1.SyncManyResponse{}
-	for range r.Requests {
+	for _, q := range r.Requests {
+		if q.UserId == s.poison {
+			return nil, im.Errorf(clientv1.Reason_REASON_INTERNAL, "test", "poison")
+		}
 		res.Answers = append(res.Answers, &v1.SyncAnswer{Result: &clientv1.SyncResult{SyncToken: "t1", DataEpoch: s.epoch, Full: true}})
 	}
 	return res, nil
@@ -409,6 +414,12 @@ func (s *fakeState) Members(_ context.Context, r *v1.MembersRequest) (*v1.Member
 	return res, nil
 }
 
+func (s *fakeState) cursed(user string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return user == s.bane
+}
+
 type fakeDirectory struct {
 	internalv1connect.UnimplementedDirectoryServiceHandler
 	s *fakeState
@@ -430,6 +441,9 @@ func (d fakeDirectory) Admit(_ context.Context, r *v1.AdmitRequest) (*v1.AdmitRe
 func (d fakeDirectory) AdmitMany(ctx context.Context, r *v1.AdmitManyRequest) (*v1.AdmitManyResponse, error) {
 	res := &v1.AdmitManyResponse{}
 	for _, q := range r.Requests {
+		if d.s.cursed(q.UserId) {
+			return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "test", "bane")
+		}
 		one, err := d.Admit(ctx, q)
 		if err != nil {
 			return nil, err

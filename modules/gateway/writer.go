@@ -170,7 +170,7 @@ func (q *queue) fail(err error) {
 		if !told {
 			q.lost(err)
 		}
-		_ = q.conn.Close() // ends the reader, so that it comes last
+		_ = cut(q.conn) // ends the reader, so that it comes last
 	})
 	q.tellEmpty()
 }

@@ -73,11 +73,12 @@ type Push struct {
 
 // New makes the role; nothing runs yet.
 func New(cfg Config, d Deps) *Push {
-	m, pulls := newMetrics(d.Reg), newPulls()
+	pulls, queue := newPulls(), newQueue(cfg.Queue, cfg.QueueBytes)
+	m := newMetrics(d.Reg, queue.held)
 	return &Push{
 		cfg: cfg, Deps: d, m: m,
 		members: newMemberCache(d.State, m),
-		queue:   newQueue(cfg.Queue),
+		queue:   queue,
 		senders: newSenders(d, m, pulls.heard),
 		tuned:   settings.Derive(d.Settings, tune),
 		pulls:   pulls,
@@ -144,7 +145,8 @@ func (p *Push) Fanout(_ context.Context, r *v1.FanoutRequest) (*v1.FanoutRespons
 	if p.leaving.Load() {
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "push.Fanout", "this node is leaving; another one has its conversations")
 	}
-	if !p.queue.put(r.Items) {
+	if why := p.queue.put(r.Items); why != fits {
+		p.m.refused.WithLabelValues(string(why)).Inc()
 		return nil, im.Errorf(clientv1.Reason_REASON_BUSY, "push.Fanout", "the fan-out queue is full")
 	}
 	p.m.queued.Add(float64(len(r.Items)))

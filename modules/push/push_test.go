@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
@@ -380,17 +383,67 @@ func TestAShortOutageOfStateLosesNothing(t *testing.T) {
 	})
 }
 
+// What does not fit is answered busy, counted by items and by bytes, while lists of
+// members are waited for; there is room again once it has left.
 func TestAFullQueueIsAnswered(t *testing.T) {
-	cfg := Config{Workers: 1, Queue: 100}
-	p := New(cfg, Deps{Log: zap.NewNop(), Reg: prometheus.NewRegistry()})
-	var items []*v1.FanoutItem
-	for i := range int64(100) {
-		items = append(items, entry("g_1", i+1))
+	large := entry("g_1", 1)
+	large.GetEntry().Content = &clientv1.Content{Value: &clientv1.Content_Text{Text: strings.Repeat("x", 16<<10)}}
+	for why, one := range map[full]*v1.FanoutItem{tooManyItems: entry("g_1", 1), tooManyBytes: large} {
+		t.Run(string(why), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.join("g_1", 1, "ann")
+				w.online("ann", "n1", "a1")
+				w.failing = 1 // the first one waits for its members meanwhile
+				cfg := Config{Workers: 1, Queue: 2000, QueueBytes: 4 << 20}
+				w.run(t, cfg, func(p *Push) {
+					busy := func() bool {
+						_, err := p.Fanout(t.Context(), &v1.FanoutRequest{Items: []*v1.FanoutItem{one}})
+						if err != nil && im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
+							t.Fatalf("got %v, want busy", err)
+						}
+						return err != nil
+					}
+					n := 0
+					for !busy() {
+						n++
+					}
+					bytes := n * (itemBytes + len(one.GetEntry().GetContent().GetText()))
+					if held := p.queue.held(); held != bytes || held > cfg.QueueBytes || n > cfg.Queue || n < 200 {
+						t.Errorf("%d items take %d bytes, %d are counted", n, bytes, held)
+					}
+					if got := testutil.ToFloat64(p.m.refused.WithLabelValues(string(why))); got != 1 {
+						t.Errorf("%v refusals are counted", got)
+					}
+					time.Sleep(2 * pause)
+					if busy() || p.queue.held() > cfg.QueueBytes/2 {
+						t.Errorf("%d bytes wait after it has left", p.queue.held())
+					}
+				})
+			})
+		})
 	}
-	put(t, p, items...)
-	_, err := p.Fanout(context.Background(), &v1.FanoutRequest{Items: items[:1]})
-	if im.ReasonOf(err) != clientv1.Reason_REASON_BUSY {
-		t.Errorf("got %v, want busy", err)
+}
+
+// What waits for a gateway that hangs is bounded in bytes; the oldest make room.
+func TestWhatWaitsForAGatewayIsBounded(t *testing.T) {
+	m := newMetrics(prometheus.NewRegistry(), func() int { return 0 })
+	s := newSenders(Deps{}, m, nil)
+	s.outlets[outletKey{"n1", 0, false}] = &outlet{busy: true}
+	conv := ""
+	for i := 0; xxhash.Sum64String(conv)%shards != 0; i++ {
+		conv = fmt.Sprint("g_", i)
+	}
+	const size, most = 1 << 20, maxWaitingBytes >> 20
+	for seq := range int64(most + 10) {
+		s.add(t.Context(), "n1", newParcel(&v1.Delivery{ConversationId: conv, Seq: seq, Frame: make([]byte, size)}, nil, nil))
+	}
+	o := s.outlets[outletKey{"n1", 0, false}]
+	if len(o.waiting) != most || o.waiting[0].Seq != 10 || o.bytes != most*size || s.pending() != most {
+		t.Errorf("%d wait with %d bytes, the first is %d", len(o.waiting), o.bytes, o.waiting[0].Seq)
+	}
+	if got := testutil.ToFloat64(m.dropped.WithLabelValues("gateway")); got != 10 {
+		t.Errorf("%v are counted as dropped", got)
 	}
 }
 

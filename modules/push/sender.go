@@ -22,9 +22,10 @@ const (
 	// maxCall is the most frames in one call, and maxCallBytes where a call ends.
 	maxCall      = 256
 	maxCallBytes = 1 << 20
-	// maxWaiting is how many frames may wait for one (shard, gateway); the oldest
-	// are dropped beyond it.
-	maxWaiting = 8192
+	// maxWaiting is how many frames may wait for one (shard, gateway), and
+	// maxWaitingBytes how many bytes; the oldest are dropped beyond it.
+	maxWaiting      = 8192
+	maxWaitingBytes = 32 << 20
 )
 
 // senders hands deliveries to gateways: one call in flight per (shard,
@@ -52,6 +53,7 @@ type outlet struct {
 	key     outletKey
 	waiting []parcel
 	frames  int  // of those that wait
+	bytes   int  // likewise
 	busy    bool // a goroutine sends for it
 }
 
@@ -77,6 +79,14 @@ func newParcel(d *v1.Delivery, ids []string, routes []store.Route) parcel {
 	return p
 }
 
+// gone counts parcels that wait no more.
+func (o *outlet) gone(list ...parcel) {
+	for _, d := range list {
+		o.frames -= d.frames
+		o.bytes -= d.bytes
+	}
+}
+
 func newSenders(d Deps, m *metrics, heard func(string, im.NodeID, int)) *senders {
 	return &senders{d: d, m: m, heard: heard, work: make(chan *outlet), outlets: map[outletKey]*outlet{}}
 }
@@ -91,14 +101,15 @@ func (s *senders) add(ctx context.Context, node im.NodeID, d parcel) {
 		o = &outlet{key: k}
 		s.outlets[k] = o
 	}
-	for len(o.waiting) > 0 && o.frames+d.frames > maxWaiting {
+	for len(o.waiting) > 0 && (o.frames+d.frames > maxWaiting || o.bytes+d.bytes > maxWaitingBytes) {
 		s.m.dropped.WithLabelValues("gateway").Add(float64(o.waiting[0].frames))
-		o.frames -= o.waiting[0].frames
+		o.gone(o.waiting[0])
 		o.waiting = o.waiting[1:]
 		s.waiting--
 	}
 	o.waiting = append(o.waiting, d)
 	o.frames += d.frames
+	o.bytes += d.bytes
 	s.waiting++
 	start := !o.busy
 	o.busy = true
@@ -137,7 +148,7 @@ func (s *senders) run(ctx context.Context) {
 func (s *senders) empty(ctx context.Context, o *outlet) {
 	for {
 		s.mu.Lock()
-		n, frames := callSize(o.waiting)
+		n := callSize(o.waiting)
 		if n == 0 || ctx.Err() != nil {
 			s.waiting -= len(o.waiting)
 			delete(s.outlets, o.key)
@@ -146,7 +157,7 @@ func (s *senders) empty(ctx context.Context, o *outlet) {
 		}
 		call := o.waiting[:n:n]
 		o.waiting = o.waiting[n:]
-		o.frames -= frames
+		o.gone(call...)
 		s.mu.Unlock()
 		s.deliver(ctx, o.key.node, call)
 		s.mu.Lock()
@@ -181,10 +192,9 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, sessions []int32,
 	s.d.Trace.Add(records...)
 }
 
-// callSize is how many of the waiting deliveries go into one call, and how many
-// frames they have.
-func callSize(waiting []parcel) (n, frames int) {
-	bytes := 0
+// callSize is how many of the waiting deliveries go into one call.
+func callSize(waiting []parcel) (n int) {
+	bytes, frames := 0, 0
 	for _, d := range waiting {
 		bytes += d.bytes
 		if n > 0 && (frames+d.frames > maxCall || bytes > maxCallBytes) {
@@ -193,7 +203,7 @@ func callSize(waiting []parcel) (n, frames int) {
 		n++
 		frames += d.frames
 	}
-	return n, frames
+	return n
 }
 
 func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {

@@ -20,7 +20,7 @@ func TestCallsAreBounded(t *testing.T) {
 		"none": {nil, 0}, "few": {frames(3, 100), 3}, "many": {frames(1000, 100), maxCall},
 		"large": {frames(100, 100_000), 10}, "one too large": {frames(2, 2*maxCallBytes), 1},
 	} {
-		if got, _ := callSize(tt.waiting); got != tt.want {
+		if got := callSize(tt.waiting); got != tt.want {
 			t.Errorf("%s: %d deliveries in a call, want %d", name, got, tt.want)
 		}
 	}

@@ -7,7 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
@@ -77,6 +80,22 @@ func TestAllGatewaysHearAnnouncements(t *testing.T) {
 		defer g1.mu.Unlock()
 		if len(g1.proclaimed) == 0 || g1.proclaimed[len(g1.proclaimed)-1][0] == '1' {
 			t.Errorf("the next leader: %q", g1.proclaimed)
+		}
+	})
+}
+
+// Gateways that take no announcements are counted, and warned of once a minute.
+func TestDeafGatewaysAreWarnedOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.WarnLevel)
+		s := New(Deps{Reg: prometheus.NewRegistry(), Log: zap.New(core)})
+		p := &proclaimer{Scheduler: s}
+		for range 241 {
+			p.deaf("g1", errors.New("away"))
+			time.Sleep(announceEvery)
+		}
+		if n, warned := testutil.ToFloat64(s.unheard), logs.Len(); n != 241 || warned != 3 {
+			t.Errorf("%v failures in two minutes, %d warnings", n, warned)
 		}
 	})
 }

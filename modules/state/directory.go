@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -248,8 +249,8 @@ func (d Directory) Revoke(ctx context.Context, req *v1.RevokeRequest) (*v1.Revok
 	if err != nil {
 		return nil, storeErr(op, err)
 	}
-	c.kick(ctx, &v1.KickRequest{UserId: req.UserId, LoginId: req.LoginId, Reason: im.ReasonName(reason)})
-	return &v1.RevokeResponse{}, nil
+	ended, deaf := c.kick(ctx, &v1.KickRequest{UserId: req.UserId, LoginId: req.LoginId, Reason: im.ReasonName(reason)})
+	return &v1.RevokeResponse{Ended: ended, NotTold: deaf}, nil
 }
 
 // Prove notes which session of a login and device may send; see DirectoryService.
@@ -289,9 +290,9 @@ func proofOf(p *v1.SessionProof) *store.SessionProof {
 	return &store.SessionProof{Login: im.LoginID(p.LoginId), Device: im.DeviceID(p.DeviceId), Epoch: p.RouteEpoch}
 }
 
-// kick ends sessions on every gateway at once. A gateway that does not answer
-// is logged: its sessions are refused at their next hello.
-func (c *core) kick(ctx context.Context, req *v1.KickRequest) {
+// kick ends sessions on every gateway at once and returns how many, and the gateways
+// that do not answer: they find out when they look their logins up again.
+func (c *core) kick(ctx context.Context, req *v1.KickRequest) (ended int32, deaf []string) {
 	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
 	defer cancel()
 	nodes := map[im.NodeID]bool{c.Node: false} // value: is known to be a gateway
@@ -301,22 +302,29 @@ func (c *core) kick(ctx context.Context, req *v1.KickRequest) {
 		}
 	}
 	var wg sync.WaitGroup
+	var mu sync.Mutex
 	for node, known := range nodes {
 		wg.Go(func() {
-			_, err := c.Gateway(node).Kick(ctx, req)
+			res, err := c.Gateway(node).Kick(ctx, req)
 			for wait := kickPause; known && err != nil && im.Retryable(err) && ctx.Err() == nil; wait *= 2 {
 				select {
 				case <-ctx.Done():
 				case <-time.After(wait): // a gateway that was restarted has another address soon
-					_, err = c.Gateway(node).Kick(ctx, req)
+					res, err = c.Gateway(node).Kick(ctx, req)
 				}
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			ended += res.GetEnded()
 			if err != nil && known {
+				deaf = append(deaf, string(node))
 				c.Log.Warn("a gateway did not end a user's sessions", obs.Peer(string(node)), obs.User(im.UserID(req.UserId)), zap.String("reason", req.Reason), obs.Err(err))
 			}
 		})
 	}
 	wg.Wait()
+	slices.Sort(deaf)
+	return ended, deaf
 }
 
 // login is what Admit is asked about.

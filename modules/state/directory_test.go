@@ -147,16 +147,16 @@ func TestAKickIsRepeated(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
 		n.view.Nodes = []control.Node{{ID: "n1", Roles: []string{"gateway"}}}
 		n.out.deaf = 2
-		if _, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", LoginId: "l1", Reason: "kicked"}); err != nil {
-			t.Fatal(err)
+		if res, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", LoginId: "l1", Reason: "kicked"}); err != nil || res.Ended != 1 || len(res.NotTold) > 0 {
+			t.Fatal(res, err)
 		}
 		if !slices.Equal(n.out.nodes, []im.NodeID{"n1"}) {
 			t.Errorf("kicked at %v", n.out.nodes)
 		}
 		n.out.deaf = 1000
 		began := time.Now()
-		if _, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", LoginId: "l2", Reason: "kicked"}); err != nil {
-			t.Fatal(err)
+		if res, err := n.dir.Revoke(n.ctx, &v1.RevokeRequest{UserId: "alice", LoginId: "l2", Reason: "kicked"}); err != nil || res.Ended != 0 || !slices.Equal(res.NotTold, []string{"n1"}) {
+			t.Fatal(res, err)
 		}
 		if took := time.Since(began); took > kickTimeout {
 			t.Errorf("a gateway that is gone holds a revocation up for %v", took)

@@ -91,7 +91,7 @@ func (g gateway) Kick(_ context.Context, req *v1.KickRequest) (*v1.KickResponse,
 		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, "kick", "connection refused")
 	}
 	g.r.kicks, g.r.nodes = append(g.r.kicks, req), append(g.r.nodes, g.node)
-	return &v1.KickResponse{}, nil
+	return &v1.KickResponse{Ended: 1}, nil
 }
 
 // node is a running state role for a test.

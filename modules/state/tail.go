@@ -17,7 +17,7 @@ const (
 	// maxTails is how many conversations there are at a time.
 	maxTails = 64
 	// tailEntries and tailBytes are the most of one; the oldest entries make room.
-	tailEntries = 2 * store.MaxPage
+	tailEntries = 8 * store.MaxPage
 	tailBytes   = 1 << 20
 	// tailFor is how old entries may be that are answered, as an entry may be changed
 	// in its place, which nobody is told of here. tailIdle is how long a conversation
@@ -26,8 +26,12 @@ const (
 	tailIdle = 5 * time.Second
 	// tailReaders is how many readers one look at the store serves.
 	tailReaders = 500
-	// tailPages is how many pages of new entries one look reads.
-	tailPages = 2
+	// tailPages is how many pages of new entries one look reads, and tailBack how far
+	// behind the foremost reader another one may be.
+	tailPages = 8
+	tailBack  = 4 * store.MaxPage
+	// tailMade is how many pages are kept for others who want the same.
+	tailMade = 32
 	// tailCall bounds one look.
 	tailCall = 2 * time.Second
 )
@@ -66,7 +70,8 @@ type tail struct {
 	whole    bool   // to is the head
 	entries  []tailEntry
 	bytes    int
-	read     time.Time // when the oldest of them were
+	read     time.Time                   // when the oldest of them were
+	made     map[tailPage]*clientv1.Page // of them
 }
 
 // tailEntry is an entry as it is answered, and its size.
@@ -83,7 +88,7 @@ type tailReader struct {
 	limit int
 	room  int
 	json  bool
-	done  chan *clientv1.Page // nil = read it from the store
+	done  chan *clientv1.Page // shared, read only; nil = read it from the store
 }
 
 func newTails(s tailStore, m *metrics) *tails {
@@ -186,7 +191,7 @@ func (ts *tails) serve(t *tail) {
 				r.done <- nil
 				continue
 			}
-			r.done <- t.page(r, starts)
+			r.done <- t.pageOf(r, starts)
 		}
 	}
 }
@@ -204,7 +209,7 @@ func (ts *tails) look(ctx context.Context, t *tail, readers []*tailReader) (map[
 			users = append(users, r.user)
 		}
 	}
-	after = max(after, most-store.MaxPage) // who is far behind reads alone
+	after = max(after, most-tailBack) // who is far behind reads alone
 	if t.to == 0 || now.Sub(t.read) > tailFor {
 		t.clear(after, now)
 	}
@@ -231,6 +236,7 @@ func (ts *tails) look(ctx context.Context, t *tail, readers []*tailReader) (map[
 // clear forgets all entries; those above after are to be read.
 func (t *tail) clear(after im.Seq, now time.Time) {
 	t.from, t.to, t.entries, t.bytes, t.read = after, after, nil, 0, now
+	clear(t.made)
 }
 
 // take adds a page. false = it tells that an entry which is here has changed.
@@ -255,12 +261,37 @@ func (t *tail) take(p store.HistoryPage) bool {
 	return true
 }
 
-// page is what a reader gets; nil = it has to read it from the store.
-func (t *tail) page(r *tailReader, starts map[im.UserID]im.Seq) *clientv1.Page {
+// tailPage is what a page depends on.
+type tailPage struct {
+	after       im.Seq
+	limit, room int
+	json        bool
+}
+
+// pageOf is what a reader gets; nil = it has to read it from the store. Readers who
+// want the same get the same page, so that it can be encoded once.
+func (t *tail) pageOf(r *tailReader, starts map[im.UserID]im.Seq) *clientv1.Page {
 	start, member := starts[r.user]
 	if !member || r.after < start || r.after < t.from || r.after > t.to || r.after == t.to && !t.whole {
 		return nil
 	}
+	k := tailPage{r.after, r.limit, r.room, r.json}
+	p := t.made[k]
+	if p != nil && (!p.End || p.CompleteTo == int64(t.to)) { // one to the end is good until there is more
+		return p
+	}
+	if p = t.page(r); len(t.made) >= tailMade {
+		clear(t.made)
+	}
+	if t.made == nil {
+		t.made = map[tailPage]*clientv1.Page{}
+	}
+	t.made[k] = p
+	return p
+}
+
+// page makes the page of a reader, whose entries are here.
+func (t *tail) page(r *tailReader) *clientv1.Page {
 	p := &clientv1.Page{CompleteFrom: int64(r.after) + 1, CompleteTo: int64(t.to), End: t.whole}
 	i, j := 0, len(t.entries)
 	for i < j { // the first above after

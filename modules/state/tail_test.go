@@ -135,9 +135,12 @@ func TestManyReadersShareALook(t *testing.T) {
 		delete(l.starts, "u8")
 		l.write(15)
 		ts := tailsOf(l)
-		l.all(ts, 10, numbered(1000)...)
-		if l.reads > 4 || l.asks > 4 {
-			t.Errorf("%d reads and %d questions for 1,000 readers", l.reads, l.asks)
+		different := map[*clientv1.Page]bool{}
+		for _, p := range l.all(ts, 10, numbered(1000)...) {
+			different[p] = true
+		}
+		if l.reads > 4 || l.asks > 4 || len(different) > 6 {
+			t.Errorf("%d reads, %d questions and %d pages for 1,000 readers", l.reads, l.asks, len(different))
 		}
 		l.write(2)
 		pages := l.all(ts, 15, "u1", "u7", "u8")
@@ -276,11 +279,52 @@ func TestSharedPagesAreBounded(t *testing.T) {
 	p.Entries, tl.whole = p.Entries[2:], true
 	tl.take(p)
 	r := &tailReader{user: "u0", after: 4, limit: 3, room: 1 << 20}
-	if got := tl.page(r, l.starts); !slices.Equal(seqsOf(got), []int64{5, 6, 7}) || got.End || got.CompleteTo != 7 {
+	if got := tl.pageOf(r, l.starts); !slices.Equal(seqsOf(got), []int64{5, 6, 7}) || got.End || got.CompleteTo != 7 {
 		t.Errorf("got %v", got)
 	}
 	r.limit, r.room = 100, 1
-	if got := tl.page(r, l.starts); !slices.Equal(seqsOf(got), []int64{5}) || got.End {
+	if got := tl.pageOf(r, l.starts); !slices.Equal(seqsOf(got), []int64{5}) || got.End {
 		t.Errorf("got %v", got)
+	}
+}
+
+// Who wants the same gets the same page, until there is more; the pages that are kept
+// are bounded.
+func TestSharedPagesAreMadeOnce(t *testing.T) {
+	tl, l := &tail{}, newLog(2)
+	read := func(after im.Seq) {
+		p, _ := l.History(t.Context(), store.HistoryQuery{After: after, Limit: 500})
+		tl.take(p)
+		tl.whole = p.End
+	}
+	reader := func(user im.UserID, after im.Seq, limit int) *clientv1.Page {
+		return tl.pageOf(&tailReader{user: user, after: after, limit: limit, room: 1 << 20}, l.starts)
+	}
+	l.write(10)
+	tl.clear(2, time.Now())
+	read(2)
+	part, whole := reader("u0", 4, 3), reader("u0", 4, 100)
+	if reader("u1", 4, 3) != part || reader("u1", 4, 100) != whole || part == whole {
+		t.Error("pages are made again")
+	}
+	l.write(1)
+	read(10)
+	if reader("u0", 4, 3) != part {
+		t.Error("a page in the middle is made again")
+	}
+	if p := reader("u0", 4, 100); p == whole || !p.End || p.CompleteTo != 11 {
+		t.Errorf("a page to the end is an old one: %v", p)
+	}
+	if reader("u9", 4, 3) != nil {
+		t.Error("who is no member got a page")
+	}
+	for limit := range 2 * tailMade {
+		reader("u0", 4, limit+1)
+	}
+	if len(tl.made) > tailMade {
+		t.Errorf("%d pages are kept", len(tl.made))
+	}
+	if tl.clear(4, time.Now()); len(tl.made) > 0 {
+		t.Error("pages outlive their entries")
 	}
 }

@@ -79,11 +79,11 @@ func (d devices) EndLogins(ctx context.Context, r *adminv1.EndLoginsRequest) (*a
 	default:
 		return nil, badRequest("the reason is neither kicked nor revoked")
 	}
-	_, err := d.a.Directory.Revoke(ctx, &v1.RevokeRequest{UserId: r.UserId, LoginId: r.LoginId, Reason: r.Reason})
+	done, err := d.a.Directory.Revoke(ctx, &v1.RevokeRequest{UserId: r.UserId, LoginId: r.LoginId, Reason: r.Reason})
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.EndLoginsResponse{}, nil
+	return &adminv1.EndLoginsResponse{Ended: done.Ended, NotTold: done.NotTold}, nil
 }
 
 func checkUser(id string) error {

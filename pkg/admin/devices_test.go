@@ -29,7 +29,7 @@ func (d *endingDirectory) Revoke(_ context.Context, r *v1.RevokeRequest) (*v1.Re
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ended = append(d.ended, r)
-	return &v1.RevokeResponse{}, nil
+	return &v1.RevokeResponse{Ended: 2, NotTold: []string{"n9"}}, nil
 }
 
 func (d *endingDirectory) LastSeen(_ context.Context, r *v1.LastSeenRequest) (*v1.LastSeenResponse, error) {
@@ -66,8 +66,9 @@ func TestDevices(t *testing.T) {
 	if d := list[0].(map[string]any); d["sessionId"] != "s1" || d["loginId"] != "l-s1" || d["nodeId"] != "n7" || d["bootId"] != "b7" || d["class"] != "web" || d["sinceMs"] != "9" {
 		t.Errorf("the oldest: %v", d)
 	}
-	if status, _ := post(t, srv, adminKey, "DeviceService/EndLogins", `{"userId":"alice","loginId":"l-s1","reason":"kicked"}`); status != http.StatusOK {
-		t.Errorf("kick: %d", status)
+	status, body = post(t, srv, adminKey, "DeviceService/EndLogins", `{"userId":"alice","loginId":"l-s1","reason":"kicked"}`)
+	if away, _ := body["notTold"].([]any); status != http.StatusOK || body["ended"] != 2.0 || len(away) != 1 || away[0] != "n9" {
+		t.Errorf("kick: %d %v", status, body)
 	}
 	if len(dir.ended) != 1 || dir.ended[0].LoginId != "l-s1" || dir.ended[0].Reason != "kicked" {
 		t.Errorf("ended %v", dir.ended)

@@ -8,6 +8,19 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
+// joined makes the device behave as in a group of so many members, before it
+// connects.
+func (b *inbox) joined(members int) {
+	if members > protocol.LargeGroup {
+		b.large, b.pace = true, min(time.Duration(members)*protocol.PullSpread, protocol.MaxPullSpread)
+	}
+	for _, cv := range b.convs {
+		if cv.tl != nil {
+			cv.tl.Pace(b.wait().Milliseconds())
+		}
+	}
+}
+
 // ackLater counts toward the next ack frame.
 func (b *inbox) ackLater(cv *conv) {
 	if !cv.queued {

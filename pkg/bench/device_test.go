@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -135,5 +136,40 @@ func TestTokensAreRefreshed(t *testing.T) {
 	defer f.mu.Unlock()
 	if f.refreshes < 6 {
 		t.Errorf("%d refreshes by 3 devices", f.refreshes)
+	}
+}
+
+// The members of a large group read at different times because of one hint, each at
+// its own; those of a small one read at once.
+func TestAHintIsReadOverTime(t *testing.T) {
+	l, err := newLoop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	h := &host{l: l}
+	hint := &clientv1.Head{ConversationId: "g_1", Seq: 7}
+	const devices = 100
+	var waits [10]int // by tenths of the spread
+	for i := range devices {
+		d := h.newDevice(i, "u", "d", "", netip.Addr{})
+		d.in.joined(5000)
+		d.in.head(hint)
+		if cv := d.in.convs["g_1"]; cv.gapSet != (d.in.wait() > 0) || cv.head != 7 {
+			t.Fatalf("device %d does not wait, and knows of %d entries", i, cv.head)
+		}
+		waits[10*d.in.wait()/(5000*protocol.PullSpread)]++
+	}
+	for i, n := range waits {
+		if n < devices/20 || n > devices/5 {
+			t.Errorf("%d of %d devices read in the tenth %d: %v", n, devices, i, waits)
+		}
+	}
+	d := h.newDevice(devices, "u", "d", "", netip.Addr{})
+	if d.in.joined(protocol.LargeGroup); d.in.wait() != 0 {
+		t.Errorf("a member of a small group waits for %v", d.in.wait())
+	}
+	if d.in.joined(1_000_000); d.in.wait() > protocol.MaxPullSpread {
+		t.Errorf("a member of a very large group waits for %v", d.in.wait())
 	}
 }

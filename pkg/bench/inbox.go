@@ -25,6 +25,7 @@ type inbox struct {
 	acks    int // frames so far
 	toAck   []*conv
 	large   bool                   // all conversations have more members than receipts are shown for
+	pace    time.Duration          // over which the members of its group spread what they read because of one hint
 	again   bool                   // another sync is due
 	reads   bool                   // only what the scenario asks for: it takes no hints
 	backlog func(have int64) int64 // the cursor to resume from
@@ -78,6 +79,7 @@ func (b *inbox) conv(id []byte) *conv {
 	b.convs[cv.id] = cv
 	if rec := b.d.h.rec; rec != nil {
 		cv.tl = timeline.New(b.d.user, 1)
+		cv.tl.Pace(b.wait().Milliseconds())
 		rec.saw(cv.id)
 	}
 	return cv
@@ -247,18 +249,30 @@ func (b *inbox) head(h *clientv1.Head) {
 		fallthrough
 	case h.Seq > cv.have:
 		cv.head = max(cv.head, h.Seq)
-		b.ask(cv)
+		b.askIn(cv, b.wait())
 	}
 }
+
+// wait is how long this device waits before it reads because of a hint.
+func (b *inbox) wait() time.Duration { return time.Duration(b.place() * float64(b.pace)) }
 
 // gap waits a little for what is missing, and then reads it.
 func (b *inbox) gap(cv *conv, seq int64) {
 	cv.head = max(cv.head, seq)
-	if cv.gapSet || cv.asking {
+	b.askIn(cv, protocol.GapTimeout+b.wait())
+}
+
+// askIn asks after a time for what is missing then.
+func (b *inbox) askIn(cv *conv, after time.Duration) {
+	switch {
+	case cv.gapSet || cv.asking:
+		return
+	case after == 0:
+		b.ask(cv)
 		return
 	}
 	cv.gapSet = true
-	b.d.h.l.after(protocol.GapTimeout, func() {
+	b.d.h.l.after(after, func() {
 		cv.gapSet = false
 		b.ask(cv)
 	})

@@ -131,7 +131,7 @@ func (r *runner) fanout() error {
 		return fmt.Errorf("make the group: %w", err)
 	}
 	r.join(conv, users...)
-	if err := r.connectAll(r.o.Conns, func(d *device) { d.in.large = len(members) > protocol.LargeGroup }); err != nil {
+	if err := r.connectAll(r.o.Conns, func(d *device) { d.in.joined(len(members)) }); err != nil {
 		return err
 	}
 	d := r.devices[0]

@@ -22,18 +22,20 @@ const (
 
 // Node is the record of one running process. It is stored as JSON.
 type Node struct {
-	ID       im.NodeID `json:"id"`
-	BootID   string    `json:"boot_id"` // random, new at each start
-	Roles    []string  `json:"roles"`
-	State    State     `json:"state"`
-	Version  string    `json:"version"`
-	Public   string    `json:"public,omitempty"`   // host:port; "" = none
-	Ops      string    `json:"ops,omitempty"`      // host:port; "" = none
-	Internal string    `json:"internal,omitempty"` // host:port; "" = none
-	Zone     string    `json:"zone,omitempty"`
-	Weight   int       `json:"weight"` // 1 to 100
-	MaxConns int       `json:"max_conns,omitempty"`
-	Started  time.Time `json:"started"`
+	ID      im.NodeID `json:"id"`
+	BootID  string    `json:"boot_id"` // random, new at each start
+	Roles   []string  `json:"roles"`
+	State   State     `json:"state"`
+	Version string    `json:"version"`
+	Public  string    `json:"public,omitempty"` // host:port; "" = none
+	// PublicTLS says that Public is spoken to through TLS.
+	PublicTLS bool      `json:"public_tls,omitempty"`
+	Ops       string    `json:"ops,omitempty"`      // host:port; "" = none
+	Internal  string    `json:"internal,omitempty"` // host:port; "" = none
+	Zone      string    `json:"zone,omitempty"`
+	Weight    int       `json:"weight"` // 1 to 100
+	MaxConns  int       `json:"max_conns,omitempty"`
+	Started   time.Time `json:"started"`
 	// Relay says that the node follows etcd itself and answers others that do
 	// not; see Feed.
 	Relay bool `json:"relay,omitempty"`

@@ -14,17 +14,19 @@ import (
 
 // Endpoints say where the node of a folder listens.
 type Endpoints struct {
-	Node     im.NodeID `json:"node"`
-	BootID   string    `json:"boot_id"` // random, new at each start
-	PID      int       `json:"pid"`
-	Version  string    `json:"version"`
-	Dev      bool      `json:"dev,omitempty"`
-	Started  time.Time `json:"started"`
-	Public   string    `json:"public,omitempty"` // host:port; "" = none
-	Ops      string    `json:"ops,omitempty"`
-	Internal string    `json:"internal,omitempty"`
-	Audience string    `json:"audience,omitempty"` // of the tokens this node takes
-	Issuer   string    `json:"issuer,omitempty"`
+	Node    im.NodeID `json:"node"`
+	BootID  string    `json:"boot_id"` // random, new at each start
+	PID     int       `json:"pid"`
+	Version string    `json:"version"`
+	Dev     bool      `json:"dev,omitempty"`
+	Started time.Time `json:"started"`
+	Public  string    `json:"public,omitempty"` // host:port; "" = none
+	// PublicTLS says that Public is spoken to through TLS.
+	PublicTLS bool   `json:"public_tls,omitempty"`
+	Ops       string `json:"ops,omitempty"`
+	Internal  string `json:"internal,omitempty"`
+	Audience  string `json:"audience,omitempty"` // of the tokens this node takes
+	Issuer    string `json:"issuer,omitempty"`
 }
 
 // WriteEndpoints replaces the folder's endpoints.json.

@@ -625,7 +625,7 @@ func (d *drill) begin(e Event, n *node) {
 
 // aside is how the history tells that clients must not feel a fault.
 func (e Event) aside() string {
-	if t := traitOf(e.Kind); t.area == etcds || t.area == receivers || t.area == caches && len(t.also) == 0 {
+	if t := traitOf(e.Kind); e.Kind == Files || t.area == etcds || t.area == receivers || t.area == caches && len(t.also) == 0 {
 		return history.Aside
 	}
 	return ""

@@ -68,7 +68,7 @@ func (f *fault) carryOut(ctx context.Context) error {
 		Kill: (*fault).kill, Pause: (*fault).pause, Restart: (*fault).restart, Disk: (*fault).disk, Stall: (*fault).stall,
 		Clock: (*fault).clock, Point: (*fault).point, Reset: (*fault).reset, Refuse: (*fault).refuse,
 		Delay: (*fault).link, Bytewise: (*fault).link, Bandwidth: (*fault).link, Drop: (*fault).swallow, Blackhole: (*fault).swallow,
-		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
+		Slow: (*fault).slow, HalfOpen: (*fault).halfOpen, Hostile: (*fault).hostile, Storm: (*fault).storm, Files: (*fault).files, Block: (*fault).block, Groups: (*fault).groups, Members: (*fault).members,
 		MemberKill: (*fault).memberKill, MemberPause: (*fault).memberPause, MemberPartition: (*fault).memberPartition, LeaderChange: (*fault).leaderChange,
 		Compaction: (*fault).compaction, LeaseRevoke: (*fault).leaseRevoke, EtcdOutage: (*fault).etcdOutage, EtcdRestore: (*fault).etcdRestore,
 		PgKill: (*fault).pgKill, PgStop: (*fault).pgStop, PgStall: (*fault).pgStall, PgTerminate: (*fault).pgTerminate,

@@ -30,6 +30,8 @@ const (
 	Slow      Kind = "slow"      // further devices of users log in and stop reading
 	HalfOpen  Kind = "halfopen"  // connections whose peer is silent, at each step of the handshake
 	Hostile   Kind = "hostile"   // peers that break the rules of the protocol
+	Storm     Kind = "storm"     // all client connections of a node are cut again and again, while hundreds of others log in and vanish
+	Files     Kind = "files"     // a node may open fewer files than it has
 	Block     Kind = "block"     // users block each other while answers are lost
 	Groups    Kind = "groups"    // groups are made while all devices come back
 	Members   Kind = "members"   // members are removed while answers are lost, and added again
@@ -153,6 +155,8 @@ var traits = []trait{
 	{kind: Slow, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: HalfOpen, area: peers, min: 2000 * ms, max: 6000 * ms},
 	{kind: Hostile, area: peers, min: 1000 * ms, max: 3000 * ms},
+	{kind: Storm, area: links, min: 1500 * ms, max: 4000 * ms, also: []area{peers}},
+	{kind: Files, area: nodes, min: 1500 * ms, max: 4000 * ms, also: []area{links}},
 	{kind: Block, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},
 	{kind: Groups, area: peers, min: 1000 * ms, max: 2000 * ms, also: []area{links, nodes}},
 	{kind: Members, area: peers, min: 2700 * ms, max: 4200 * ms, also: []area{links, nodes}},

@@ -96,8 +96,8 @@ type Env struct {
 	Capacity func(connections int)
 	// Stop stops the process in order, as SIGTERM does. It returns at once.
 	Stop func(reason string)
-	// Announce lets a module publish the address it bound, as "public", "ops" or
-	// "internal"; it goes into endpoints.json and the registration.
+	// Announce lets a module publish the address it bound, as "public", or
+	// "public-tls" if that wants TLS, "ops" or "internal"; it goes into endpoints.json and the registration.
 	Announce func(name, address string)
 }
 

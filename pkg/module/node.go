@@ -96,8 +96,8 @@ func (n *Node) bound(name, address string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch name {
-	case "public":
-		n.record.Public = address
+	case "public", "public-tls":
+		n.record.Public, n.record.PublicTLS = address, name == "public-tls"
 	case "ops":
 		n.record.Ops = address
 	case "internal":

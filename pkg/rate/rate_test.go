@@ -152,3 +152,20 @@ func TestKeyedUnderConcurrency(t *testing.T) {
 		t.Errorf("%d passed, want 100", passed)
 	}
 }
+
+// Who comes above the rate waits for its token; nobody waits longer than it may.
+func TestLineTellsEachItsTurn(t *testing.T) {
+	var r Line
+	l, most := Limit{PerSecond: 10, Burst: 2}, 350*time.Millisecond
+	for i, want := range []time.Duration{0, 0, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond} {
+		if wait, ok := r.Join(t0, l, most); !ok || wait != want {
+			t.Errorf("number %d: %v, %v; want %v", i, wait, ok, want)
+		}
+	}
+	if _, ok := r.Join(t0, l, most); ok {
+		t.Error("one stands in the line for longer than it may")
+	}
+	if wait, ok := r.Join(t0.Add(100*time.Millisecond), l, most); !ok || wait != 300*time.Millisecond {
+		t.Errorf("after a token's time: %v, %v", wait, ok)
+	}
+}

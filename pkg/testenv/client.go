@@ -45,8 +45,9 @@ type Client struct {
 // DialOptions change how Dial opens the connection.
 type DialOptions struct {
 	Header       http.Header
-	Subprotocols []string // nil = the encoding's
-	Paused       bool     // read nothing until Resume
+	Subprotocols []string     // nil = the encoding's
+	Paused       bool         // read nothing until Resume
+	HTTP         *http.Client // makes the connection; nil = http.DefaultClient
 }
 
 // TryDial opens a connection to base ("http://host:port"). res is the answer
@@ -59,7 +60,7 @@ func TryDial(t testing.TB, base string, enc protocol.Encoding, o DialOptions) (*
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	ws, res, err := websocket.Dial(ctx, strings.Replace(base, "http", "ws", 1)+protocol.Path, &websocket.DialOptions{
-		Subprotocols: o.Subprotocols, HTTPHeader: o.Header})
+		Subprotocols: o.Subprotocols, HTTPHeader: o.Header, HTTPClient: o.HTTP})
 	if err != nil {
 		return nil, res, err
 	}

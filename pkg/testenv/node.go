@@ -292,8 +292,15 @@ func (n *Node) Endpoints() datadir.Endpoints {
 	return e
 }
 
-// URL is the base of the public listener, "http://127.0.0.1:...".
-func (n *Node) URL() string { return "http://" + n.Endpoints().Public }
+// URL is the base of the public listener, "http://127.0.0.1:...", with https if it
+// speaks TLS.
+func (n *Node) URL() string {
+	e := n.Endpoints()
+	if e.PublicTLS {
+		return "https://" + e.Public
+	}
+	return "http://" + e.Public
+}
 
 // OpsURL is the base of the ops listener.
 func (n *Node) OpsURL() string { return "http://" + n.Endpoints().Ops }

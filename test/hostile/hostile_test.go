@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"bufio"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -185,7 +186,25 @@ func TestHostileInput(t *testing.T) {
 // in meanwhile.
 func TestSilentPeers(t *testing.T) {
 	n := testenv.Start(t, "--set", "gateway.limits.loopback_exempt=true")
+	ca, dir := testenv.NewAuthority(t), t.TempDir()
+	ca.Serve(t, dir, time.Now().Add(time.Hour))
+	secure := testenv.Start(t, "--set", "gateway.tls.cert_file="+dir+"/cert.pem", "--set", "gateway.tls.key_file="+dir+"/key.pem")
 	var wg sync.WaitGroup
+	for range 50 { // through TLS, before its handshake and behind it
+		before := raw(t, secure)
+		behind := tls.Client(raw(t, secure), &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1"})
+		if err := behind.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []net.Conn{before, behind} {
+			wg.Go(func() {
+				_ = c.SetReadDeadline(time.Now().Add(12 * time.Second))
+				if _, err := c.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+					t.Errorf("a mute connection through TLS: %v", err)
+				}
+			})
+		}
+	}
 	for range 100 {
 		slow, mute, upgraded := raw(t, n), raw(t, n), raw(t, n)
 		br := upgrade(t, upgraded)
@@ -326,6 +345,11 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatalf("goroutines, files, connections: %v before, %v after", before, after)
 		}
 		time.Sleep(500 * time.Millisecond)
+	}
+	for _, user := range []string{"ann", "reader"} {
+		if out, msg, status := n.Command("route", "show", user); status != 0 || !strings.Contains(out, "has no sessions") {
+			t.Errorf("the routes of %s: %d %s%s", user, status, out, msg)
+		}
 	}
 	if f := keep.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Sync{Sync: &clientv1.Sync{}}}); f.GetSyncResult() == nil {
 		t.Errorf("the one that stayed: %v", f)

@@ -530,16 +530,23 @@ func TestLeadingProcessesEndInEachJob(t *testing.T) {
 	o.once()
 }
 
-// BenchmarkLeadingProcessesEnd ends leaders in every way in the middle of every
-// job; the worst time until the next one has done the work is reported. Only with
-// -benchtime 1x.
-func BenchmarkLeadingProcessesEnd(b *testing.B) {
+// BenchmarkLeadingProcessesEnd ends leaders in every way in the middle of the jobs
+// that go on at once; the worst time until the next one has done the work is
+// reported. Only with -benchtime 1x.
+func BenchmarkLeadingProcessesEnd(b *testing.B) { endInEveryWay(b, 3, keeping, telling, sending) }
+
+// BenchmarkLeadingProcessesEndWatching does so in the middle of what has pauses of
+// its own: routes of a gateway go after 3 s, and sums come every 5 s.
+func BenchmarkLeadingProcessesEndWatching(b *testing.B) { endInEveryWay(b, 3, watching) }
+
+func endInEveryWay(b *testing.B, rounds int, work ...middle) {
 	o := newOffice(b)
 	worst := map[string]time.Duration{"kill": o.ends(ending, 0, "kill")}
-	for n := range 3 {
+	for n := range rounds {
 		for _, how := range []string{"kill", "pause", "cut"} {
-			worst[how] = max(worst[how], o.ends(keeping, n, how), o.ends(telling, n, how), o.ends(sending, n, how))
-			worst[how+"-sweep"] = max(worst[how+"-sweep"], o.ends(watching, n, how))
+			for _, m := range work {
+				worst[how] = max(worst[how], o.ends(m, n, how))
+			}
 		}
 	}
 	o.once()

@@ -420,9 +420,9 @@ func deviceCommands(t *testing.T, g *gateways) {
 		{"kick hal", 2, "--login LOGIN or --all"},
 		{"revoke hal --all --login h1", 2, "--login LOGIN or --all"},
 		{"kick hal --login no!id", 1, "the login id is malformed"},
-		{"kick hal --login h1 -o json", 0, `"reason": "kicked"`},
-		{"revoke hal --login h0", 0, "login h0 of hal: revoked"},
-		{"revoke hal --all", 0, "all logins of hal: revoked"},
+		{"kick hal --login h1 -o json", 0, `"ended": 1`},
+		{"revoke hal --login h0", 0, "login h0 of hal: revoked; sessions ended: 1"},
+		{"revoke hal --all", 0, "all logins of hal: revoked; sessions ended: 0"},
 	} {
 		out, errs, status := g.number(len(c.line)).Command(append([]string{"user"}, strings.Fields(c.line)...)...)
 		if status != c.status || !strings.Contains(out+errs, c.says) {

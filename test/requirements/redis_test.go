@@ -181,6 +181,21 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 			}
 		})
 	}
+	logins := 0
+	slowestLogin := time.Duration(0)
+	wg.Go(func() { // 20 a second beside them
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+			began := time.Now()
+			c := login(t, n, "comes", "d")
+			slowestLogin, logins = max(slowestLogin, time.Since(began)), logins+1
+			c.Close()
+		}
+	})
 	goroutines := func() float64 { return n.Metric("go_goroutines") }
 	time.Sleep(time.Second)
 	before := goroutines()
@@ -209,10 +224,13 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 	if slowest > 1700*time.Millisecond {
 		t.Errorf("an answer took %v", slowest)
 	}
-	if sent < 500 {
-		t.Errorf("only %d sends", sent)
+	if slowestLogin > 5500*time.Millisecond { // the time for a hello and half a second
+		t.Errorf("a login took %v", slowestLogin)
 	}
-	t.Logf("%d sends, the slowest answer took %v", sent, slowest)
+	if sent < 500 || logins < 20 {
+		t.Errorf("only %d sends and %d logins", sent, logins)
+	}
+	t.Logf("%d sends, the slowest answer took %v; %d logins, the slowest took %v", sent, slowest, logins, slowestLogin)
 	if !strings.Contains(n.Log(), "does not answer") {
 		t.Error("the log does not say it")
 	}

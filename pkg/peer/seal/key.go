@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/imdhq/imd/pkg/reload"
 )
 
 const (
@@ -27,8 +29,6 @@ const (
 	Window = 30 * time.Second
 	// maxNonces is how many requests are remembered for one window.
 	maxNonces = 1 << 20
-	// recheck is how often a file is looked at for changes.
-	recheck = time.Second
 	// MinKey is the shortest key in bytes.
 	MinKey = 32
 )
@@ -41,11 +41,11 @@ type Keys func() [][]byte
 // when it changes; a bad one leaves the last good keys in force and is reported
 // to warn. Errors: it cannot be read, others can read it, or a key is short.
 func KeyFile(path string, now func() time.Time, warn func(error)) (Keys, error) {
-	f := &watched[[][]byte]{paths: []string{path}, now: now, warn: warn, load: func() ([][]byte, error) { return readKeys(path) }}
-	if err := f.first(); err != nil {
+	f, err := reload.Read(reload.Source[[][]byte]{Paths: []string{path}, Now: now, Warn: warn, Load: func() ([][]byte, error) { return readKeys(path) }})
+	if err != nil {
 		return nil, err
 	}
-	return f.get, nil
+	return f.Get, nil
 }
 
 func readKeys(path string) ([][]byte, error) {
@@ -75,61 +75,6 @@ func readKeys(path string) ([][]byte, error) {
 		}
 	}
 	return keys, nil
-}
-
-// watched is something that is read from files and read anew when they change.
-type watched[T any] struct {
-	paths []string
-	load  func() (T, error)
-	now   func() time.Time
-	warn  func(error)
-
-	mu     sync.Mutex
-	value  T
-	stamp  string
-	looked time.Time
-}
-
-func (w *watched[T]) first() (err error) {
-	w.stamp, w.looked = w.stamps(), w.now()
-	w.value, err = w.load()
-	return err
-}
-
-// get is the value, of files that were looked at within the last second.
-func (w *watched[T]) get() T {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := w.now()
-	if now.Sub(w.looked) < recheck {
-		return w.value
-	}
-	w.looked = now
-	stamp := w.stamps()
-	if stamp == w.stamp {
-		return w.value
-	}
-	w.stamp = stamp
-	v, err := w.load()
-	if err != nil {
-		w.warn(err)
-		return w.value
-	}
-	w.value = v
-	return v
-}
-
-// stamps changes when one of the files does.
-func (w *watched[T]) stamps() string {
-	var b strings.Builder
-	for _, p := range w.paths {
-		if info, err := os.Stat(p); err == nil {
-			fmt.Fprintf(&b, "%d %d\n", info.ModTime().UnixNano(), info.Size())
-		} else {
-			b.WriteString("-\n")
-		}
-	}
-	return b.String()
 }
 
 // keyName tells keys apart without giving one away.

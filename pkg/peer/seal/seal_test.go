@@ -396,13 +396,13 @@ func TestCertificatesDecideWhoMayCall(t *testing.T) {
 func TestCertificatesAreReadAnew(t *testing.T) {
 	ca, dir, now := newAuthority(t), t.TempDir(), time.Now()
 	c := certs(t, ca.issue(t, dir, "imd", "state"), func() time.Time { return now })
-	before := c.files.get().cert.Certificate[0]
+	before := c.files.Get().cert.Certificate[0]
 	f := ca.issue(t, dir, "imd", "state", "push")
 	if err := os.Chtimes(f.Cert, now, now.Add(time.Hour)); err != nil { // times tell files apart
 		t.Fatal(err)
 	}
 	now = now.Add(2 * time.Second)
-	if bytes.Equal(before, c.files.get().cert.Certificate[0]) || len(c.Roles()) != 2 {
+	if bytes.Equal(before, c.files.Get().cert.Certificate[0]) || len(c.Roles()) != 2 {
 		t.Error("the old certificate is in force")
 	}
 	if _, err := Load(ca.issue(t, t.TempDir(), "imd", "state"), "imd2", time.Now, nil); err == nil {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/imdhq/imd/pkg/reload"
 )
 
 // Files names the PEM files of a node.
@@ -30,30 +32,25 @@ type pair struct {
 // use.
 type Certs struct {
 	cluster string
-	files   *watched[*pair]
+	files   *reload.Value[*pair]
+	now     func() time.Time
 }
 
 // Load reads the files. They are read anew when they change; bad ones leave the
 // last good ones in force and are reported to warn. Errors: they cannot be read,
 // others can read the key, or the certificate names no role of the cluster.
 func Load(f Files, cluster string, now func() time.Time, warn func(error)) (*Certs, error) {
-	c := &Certs{cluster: cluster}
-	c.files = &watched[*pair]{paths: []string{f.CA, f.Cert, f.Key}, now: now, warn: warn, load: func() (*pair, error) { return readPair(f, cluster) }}
-	if err := c.files.first(); err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-func readPair(f Files, cluster string) (*pair, error) {
-	info, err := os.Stat(f.Key)
+	files, err := reload.Read(reload.Source[*pair]{
+		Paths: []string{f.CA, f.Cert, f.Key}, Now: now, Warn: warn, Load: func() (*pair, error) { return readPair(f, cluster) },
+	})
 	if err != nil {
 		return nil, err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s can be read by others; chmod 600 it", f.Key)
-	}
-	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	return &Certs{cluster: cluster, files: files, now: now}, nil
+}
+
+func readPair(f Files, cluster string) (*pair, error) {
+	cert, err := reload.Certificate(f.Cert, f.Key, 0o077)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +61,7 @@ func readPair(f Files, cluster string) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{roots: x509.NewCertPool(), cert: &cert}
+	p := &pair{roots: x509.NewCertPool(), cert: cert}
 	if !p.roots.AppendCertsFromPEM(text) {
 		return nil, fmt.Errorf("%s holds no certificates", f.CA)
 	}
@@ -88,7 +85,7 @@ func RoleURI(cluster, role string) *url.URL {
 }
 
 // Roles lists the roles that the certificate of this node names.
-func (c *Certs) Roles() []string { return rolesOf(c.files.get().cert.Leaf, c.cluster) }
+func (c *Certs) Roles() []string { return rolesOf(c.files.Get().cert.Leaf, c.cluster) }
 
 // verify checks the chain of the other side and that it belongs to the cluster.
 // Names of hosts do not count: nodes move.
@@ -102,7 +99,7 @@ func (c *Certs) verify(cs tls.ConnectionState, usage x509.ExtKeyUsage) error {
 	}
 	leaf := cs.PeerCertificates[0]
 	_, err := leaf.Verify(x509.VerifyOptions{
-		Roots: c.files.get().roots, Intermediates: between, CurrentTime: c.files.now(), KeyUsages: []x509.ExtKeyUsage{usage},
+		Roots: c.files.Get().roots, Intermediates: between, CurrentTime: c.now(), KeyUsages: []x509.ExtKeyUsage{usage},
 	})
 	if err != nil {
 		return err
@@ -119,7 +116,7 @@ func (c *Certs) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequireAnyClientCert,
 		SessionTicketsDisabled: true, // a resumed session would not see new files
-		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.files.get().cert, nil },
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.files.Get().cert, nil },
 		VerifyConnection:       func(cs tls.ConnectionState) error { return c.verify(cs, x509.ExtKeyUsageClientAuth) },
 	}
 }
@@ -129,7 +126,7 @@ func (c *Certs) Client() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
 		InsecureSkipVerify:   true, // VerifyConnection does it, without host names
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.files.get().cert, nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.files.Get().cert, nil },
 		VerifyConnection:     func(cs tls.ConnectionState) error { return c.verify(cs, x509.ExtKeyUsageServerAuth) },
 	}
 }

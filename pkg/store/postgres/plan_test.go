@@ -19,7 +19,7 @@ import (
 )
 
 // scan is a step of a plan that reads a whole table.
-var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled|user_online|session|job)\w*`)
+var scan = regexp.MustCompile(`Seq Scan on (entry|conversation|member|account|block|creation|api_key|seen|fence|worker|revocation|feed|event|receiver|dead_letter|push|mute|scheduled|announcement|user_online|session|job)\w*`)
 
 // sorting is a step that sorts; merging what is sorted is none.
 var sorting = regexp.MustCompile(`(?m)^\s*(->  )?(Incremental )?Sort$`)
@@ -49,7 +49,8 @@ func TestPlans(t *testing.T) {
 		"dead letters": sqlDeadLetters, "unacked": sqlUnacked, "due pushes": sqlDuePushes, "badge stays": sqlBadgeStays, "flush": sqlFlush,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled one": sqlScheduledOne,
 		"scheduled request": sqlScheduledRequest, "cancel scheduled": sqlCancelScheduled,
-		"announcements": sqlAnnouncements, "announcement request": sqlAnnouncementRequest,
+		"announcements": sqlAnnouncements, "announcement request": sqlAnnouncementRequest, "announcements live": sqlAnnouncementsLive,
+		"announcements gone": sqlAnnouncementsGone,
 	} {
 		n := 0
 		for _, m := range parameter.FindAllStringSubmatch(query, -1) {
@@ -68,7 +69,7 @@ func TestPlans(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		judge(t, name, strings.Join(lines, "\n"), name == "pages" || name == "members of" || name == "revocations" || name == "heal" || name == "unacked" || name == "events at")
+		judge(t, name, strings.Join(lines, "\n"), name == "pages" || name == "members of" || name == "revocations" || name == "heal" || name == "unacked" || name == "events at" || name == "announcements live")
 	}
 }
 
@@ -163,6 +164,9 @@ func functions(conv string) []function {
 		{sqlClaimScheduled, 3, lead(9, 10, 10, true)},
 		{sqlSettleScheduled, 3, lead(num(7), small(3), num(0), small(0), num(7), num(1), num(9))},
 		{sqlTrimScheduled, 2, lead(100, 10)},
+		{sqlAnnounce, 5, []any{"r", "text", 5, int64(1) << 60, 100}},
+		{sqlWithdraw, 3, []any{1, 6}},
+		{sqlTrimAnnouncements, 2, lead(int64(1) << 60)},
 		{sqlRetain, 4, lead(0, int64(1)<<60, int64(1)<<60, 10, 10)},
 		{sqlExpire, 4, lead(1, 10)},
 	}

@@ -21,6 +21,7 @@ func TestPlans(t *testing.T) {
 		"scheduled request": sqlScheduledRequest, "scheduled one": sqlScheduledOne, "revive scheduled": sqlReviveScheduled,
 		"claim scheduled": sqlClaimScheduled, "settle scheduled": sqlSettleScheduled, "trim scheduled": sqlTrimScheduled, "cancel scheduled": sqlCancelScheduled,
 		"announcements": sqlAnnouncements, "announcement request": sqlAnnouncementRequest,
+		"announcements gone": sqlAnnouncementsGone, "announcements count": sqlAnnouncementsCount, "withdraw": sqlWithdraw, "trim announcements": sqlTrimAnnouncements,
 		"due pushes": sqlDuePushes, "put push": sqlPutPush, "unsent": sqlUnsent, "taken": sqlTaken, "push gone": sqlPushGone, "push move": sqlPushMove,
 		"push newer": sqlPushNewer, "hush": sqlHush, "hush new": sqlHushNew, "mutes": sqlMutes,
 	}

@@ -1196,9 +1196,13 @@ func (x *EndLoginsRequest) GetReason() string {
 	return ""
 }
 
-// EndLoginsResponse is empty.
+// EndLoginsResponse says what became of the sessions.
 type EndLoginsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many were ended.
+	Ended int32 `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Gateways that could not be told. They find out by themselves, within 30 s.
+	NotTold       []string `protobuf:"bytes,2,rep,name=not_told,json=notTold,proto3" json:"not_told,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1231,6 +1235,20 @@ func (x *EndLoginsResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use EndLoginsResponse.ProtoReflect.Descriptor instead.
 func (*EndLoginsResponse) Descriptor() ([]byte, []int) {
 	return file_imd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *EndLoginsResponse) GetEnded() int32 {
+	if x != nil {
+		return x.Ended
+	}
+	return 0
+}
+
+func (x *EndLoginsResponse) GetNotTold() []string {
+	if x != nil {
+		return x.NotTold
+	}
+	return nil
 }
 
 var File_imd_admin_v1_admin_proto protoreflect.FileDescriptor
@@ -1321,8 +1339,10 @@ const file_imd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10EndLoginsRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x13\n" +
-	"\x11EndLoginsResponse2c\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"D\n" +
+	"\x11EndLoginsResponse\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\x05R\x05ended\x12\x19\n" +
+	"\bnot_told\x18\x02 \x03(\tR\anotTold2c\n" +
 	"\x0eClusterService\x12Q\n" +
 	"\tListNodes\x12\x1e.imd.admin.v1.ListNodesRequest\x1a\x1f.imd.admin.v1.ListNodesResponse\"\x03\x90\x02\x012\x82\x02\n" +
 	"\n" +

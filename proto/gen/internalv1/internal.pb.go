@@ -3474,9 +3474,13 @@ func (x *RevokeRequest) GetUntilMs() int64 {
 	return 0
 }
 
-// RevokeResponse is empty.
+// RevokeResponse says what became of the sessions.
 type RevokeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many this call ended; a repeat of it counts those that the first left.
+	Ended int32 `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Gateways that could not be told. They find out by themselves, within 30 s.
+	NotTold       []string `protobuf:"bytes,2,rep,name=not_told,json=notTold,proto3" json:"not_told,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3509,6 +3513,20 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
 	return file_imd_internal_v1_internal_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *RevokeResponse) GetEnded() int32 {
+	if x != nil {
+		return x.Ended
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetNotTold() []string {
+	if x != nil {
+		return x.NotTold
+	}
+	return nil
 }
 
 // ProveRequest says which sessions a claim displaced.
@@ -6175,8 +6193,10 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x19\n" +
 	"\blogin_id\x18\x02 \x01(\tR\aloginId\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x19\n" +
-	"\buntil_ms\x18\x04 \x01(\x03R\auntilMs\"\x10\n" +
-	"\x0eRevokeResponse\"\xaf\x01\n" +
+	"\buntil_ms\x18\x04 \x01(\x03R\auntilMs\"A\n" +
+	"\x0eRevokeResponse\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\x05R\x05ended\x12\x19\n" +
+	"\bnot_told\x18\x02 \x03(\tR\anotTold\"\xaf\x01\n" +
 	"\fProveRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x127\n" +
 	"\asession\x18\x02 \x01(\v2\x1d.imd.internal.v1.SessionProofR\asession\x12\x12\n" +

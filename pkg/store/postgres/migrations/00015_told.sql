@@ -165,6 +165,11 @@ END $$;
 -- before withdrawals had numbers.
 ALTER TABLE announcement ADD COLUMN withdrawal bigint NOT NULL DEFAULT 0;
 
+-- What is in force, and what has ended, is found by its time.
+CREATE INDEX announcement_expires ON announcement (expires_ms);
+CREATE INDEX announcement_withdrawn ON announcement (withdrawn_ms) WHERE withdrawn_ms > 0;
+CREATE INDEX announcement_withdrawal ON announcement (withdrawal) WHERE withdrawal > 0;
+
 -- withdraw ends an announcement that is in force at a time. It takes the next number
 -- of the sequence, so that who has been told up to a number knows what is new.
 -- +goose StatementBegin

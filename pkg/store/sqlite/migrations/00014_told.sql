@@ -9,3 +9,8 @@ UPDATE push SET told = 1 WHERE tries > 0 OR state IN (2, 3);
 -- Number of the withdrawal in the sequence of announcements; 0 = there was none, or
 -- before withdrawals had numbers.
 ALTER TABLE announcement ADD COLUMN withdrawal INTEGER NOT NULL DEFAULT 0;
+
+-- What is in force, and what has ended, is found by its time.
+CREATE INDEX announcement_expires ON announcement (expires_ms);
+CREATE INDEX announcement_withdrawn ON announcement (withdrawn_ms) WHERE withdrawn_ms > 0;
+CREATE INDEX announcement_withdrawal ON announcement (withdrawal) WHERE withdrawal > 0;

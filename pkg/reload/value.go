@@ -1,0 +1,89 @@
+package reload
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// recheck is how often the files are looked at for changes.
+const recheck = time.Second
+
+// Source says what is read, and from where.
+type Source[T any] struct {
+	// Paths are the files.
+	Paths []string
+	// Load reads them. It is called by one goroutine at a time.
+	Load func() (T, error)
+	// Now is the clock.
+	Now func() time.Time
+	// Warn is told, once for each change, why changed files cannot be used.
+	Warn func(error)
+}
+
+// Value is something that is read from files. Safe for concurrent use.
+type Value[T any] struct {
+	Source[T]
+
+	mu     sync.Mutex
+	value  T
+	bad    bool
+	stamp  string
+	looked time.Time
+}
+
+// Read reads the files for the first time. The error is that of Load.
+func Read[T any](s Source[T]) (*Value[T], error) {
+	v := &Value[T]{Source: s}
+	v.stamp, v.looked = v.stamps(), s.Now()
+	var err error
+	if v.value, err = s.Load(); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// Get is the value, of files that were looked at within the last second.
+func (v *Value[T]) Get() T {
+	now, _ := v.Look()
+	return now
+}
+
+// Look is Get, and tells whether the files have changed since into something
+// that cannot be used.
+func (v *Value[T]) Look() (value T, bad bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := v.Now()
+	if now.Sub(v.looked) < recheck {
+		return v.value, v.bad
+	}
+	v.looked = now
+	stamp := v.stamps()
+	if stamp == v.stamp {
+		return v.value, v.bad
+	}
+	v.stamp = stamp
+	next, err := v.Load()
+	if v.bad = err != nil; v.bad {
+		v.Warn(err)
+		return v.value, true
+	}
+	v.value = next
+	return next, false
+}
+
+// stamps changes when one of the files does.
+func (v *Value[T]) stamps() string {
+	var b strings.Builder
+	for _, p := range v.Paths {
+		if info, err := os.Stat(p); err == nil {
+			fmt.Fprintf(&b, "%d %d\n", info.ModTime().UnixNano(), info.Size())
+		} else {
+			b.WriteString("-\n")
+		}
+	}
+	return b.String()
+}
