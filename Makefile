@@ -34,6 +34,12 @@ test: ## Run all tests whose servers are here, and say what was left out
 drill: build ## Break a cluster on this machine for 10 minutes and judge the history
 	bin/imd drill --minutes 10
 
+.PHONY: drill-leaders
+drill-leaders: ## Break leaders, those whom they tell, and Redis with its clock, in a build with fail points, for 2 minutes
+	$(PLAIN) build -trimpath -tags drill -o bin/imd-drill .
+	bin/imd-drill drill --layout split --minutes 2 --conns 40 --users 30 --rate 40 \
+		--faults leader-kill,leader-pause,leader-cut,receiver-hang,receiver-lie,receiver-twice,redis-clock,redis-flush,kick-race
+
 .PHONY: drill-regressions
 drill-regressions: build ## Play the drills again that once found a defect
 	@grep -v '^#' test/drill/regressions.txt | while read -r layout seed minutes what; do \

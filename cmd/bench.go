@@ -457,7 +457,7 @@ func raiseFiles(n int) error {
 		return err
 	}
 	if lim.Max < uint64(n) {
-		return newFailure(exitFailed, "file_limit", fmt.Sprintf("%d files are wanted, this process may have %d", n, lim.Max), "raise the limit: ulimit -n")
+		return newFailure(exitFailed, "file_limit", fmt.Sprintf("%d files are wanted, this process may have %d", n, lim.Max), "raise the limit, ulimit -n, or share the devices between several runs at once")
 	}
 	lim.Cur = lim.Max
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)

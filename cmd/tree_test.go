@@ -46,7 +46,7 @@ var printsData = map[string][]string{
 	"imd message schedule": {"--as", "alice", "--to", "bob", "--in", "1h", "text"}, "imd message scheduled": {"--as", "alice"},
 	"imd announce send": {"hello"}, "imd announce list": {}, "imd announce withdraw": {"7"},
 	"imd message cancel": {"--as", "alice", "7"},
-	"imd bench history":  {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {},
+	"imd bench history":  {}, "imd bench sync": {}, "imd bench resume": {}, "imd bench mix": {}, "imd bench drain": {"--node", "n", "--gateway", "127.0.0.1:1,127.0.0.1:2"},
 	"imd verify": {"no-such-history"},
 	"imd backup": {"--to", "backup.tar"}, "imd restore": {"--from", "no-such-backup.tar"},
 	"imd store copy": {"--to", "sqlite:copy.db"}, "imd store new-epoch": {}, "imd bench load": {"--to", "oracle:x"},

@@ -93,10 +93,6 @@ func errorFrame(id uint32, e *clientv1.Error) *clientv1.ServerFrame {
 	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Error{Error: e}}
 }
 
-func ackFrame(id uint32, a *clientv1.SendAck) *clientv1.ServerFrame {
-	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_SendAck{SendAck: a}}
-}
-
 func receiptFrame(id uint32, r *clientv1.Receipt) *clientv1.ServerFrame {
 	return &clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Receipt{Receipt: r}}
 }

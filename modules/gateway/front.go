@@ -183,12 +183,12 @@ func (f *front) open(c *net.TCPConn) *session {
 	if whole {
 		r = h.request(data)
 	}
-	f.g.sockets.heard(c)
 	if r == nil {
 		f.g.follow(c, http.StateClosed) // the server counts it anew
 		f.pass(&opened{TCPConn: c, read: bytes.Clone(data), by: by})
 		return nil
 	}
+	f.g.sockets.heard(c)
 	r.RemoteAddr = c.RemoteAddr().String()
 	a := answer{c: c, in: h.in}
 	s := f.g.open(&a, r)

@@ -109,19 +109,31 @@ var contentTexts = map[string]string{
 	"bad_request": "content must have a value, a type of at most 64 bytes, at most 16 attributes, UTF-8 and no U+0000",
 }
 
-// answerLocked queues the answers of a step.
+// ackRoom is about how long a send_ack is in each encoding, in bytes.
+var ackRoom = [...]int{protocol.Proto: 128, protocol.JSON: 384}
+
+// answerLocked queues the answers of a step. They share their memory: they leave
+// together too.
 func (s *session) answerLocked(now time.Time, e *run.Effects) {
+	if len(e.Answers) == 0 {
+		return
+	}
+	var ack clientv1.ServerFrame_SendAck
+	frame := &clientv1.ServerFrame{Kind: &ack}
+	buf := make([]byte, 0, len(e.Answers)*ackRoom[s.enc])
 	for _, a := range e.Answers {
 		s.g.m.send.Observe(now.Sub(a.Send.Arrived).Seconds())
 		s.answered(now, a)
 		if a.Ack.Status == clientv1.Ack_ACK_OK {
 			s.seen.Knows(a.Ack.ConversationId, a.Ack.Seq)
 		}
-		s.replyLocked(ackFrame(a.Send.ID, a.Ack))
+		frame.Id, ack.SendAck = a.Send.ID, a.Ack
+		from := len(buf)
+		var err error
+		buf, err = protocol.AppendFrame(buf, s.enc, frame)
+		s.writeLocked(kindSendAck, buf[from:len(buf):len(buf)], err)
 	}
-	if len(e.Answers) > 0 {
-		s.look()
-	}
+	s.look()
 }
 
 // submit hands runs over; what does not fit is answered busy.

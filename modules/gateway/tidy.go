@@ -12,7 +12,7 @@ const (
 	// tidyStep is how often it is looked whether memory can be given back, and
 	// tidyPause the shortest time between two times that it is.
 	tidyStep  = time.Second
-	tidyPause = time.Minute
+	tidyPause = 20 * time.Second
 	// tidyConns is below how many connections it is not worth it.
 	tidyConns = 1000
 	// tidyGrowth is how much more memory than after the last time makes it worth it.

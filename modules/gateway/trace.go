@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"sync"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -26,6 +27,18 @@ func (s *session) answered(now time.Time, a run.Answer) {
 		At: now, Took: now.Sub(a.Send.Arrived), Note: string(s.id), Trace: trace.Carried(a.Send.Send.Traceparent)})
 }
 
+// recordLists are used again and again: each is read once and forgotten.
+var recordLists = sync.Pool{New: func() any { return new([]trace.Record) }}
+
+// remember keeps the records that fill appends.
+func (g *Gateway) remember(fill func(records []trace.Record) []trace.Record) {
+	list := recordLists.Get().(*[]trace.Record)
+	*list = fill((*list)[:0])
+	g.Trace.Add(*list...)
+	clear(*list)
+	recordLists.Put(list)
+}
+
 // arrived remembers deliveries of one conversation, and to which sessions they
 // went.
 func (g *Gateway) arrived(frames []*shared, to []*session) {
@@ -33,22 +46,23 @@ func (g *Gateway) arrived(frames []*shared, to []*session) {
 		return
 	}
 	now, conv := time.Now(), trace.Conv(frames[0].conv)
-	var records []trace.Record
-	for _, f := range frames {
-		if !f.acked {
-			continue
-		}
-		records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to)), Trace: f.trace.Child(), Parent: f.trace})
-		if len(to) > maxEach {
-			continue
-		}
-		for _, x := range to {
-			if x.id != f.author {
-				records = append(records, trace.Record{Stage: trace.Queued, Conv: conv, Seq: f.seq, At: now, Note: string(x.id)})
+	g.remember(func(records []trace.Record) []trace.Record {
+		for _, f := range frames {
+			if !f.acked {
+				continue
+			}
+			records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(len(to)), Trace: f.trace.Child(), Parent: f.trace})
+			if len(to) > maxEach {
+				continue
+			}
+			for _, x := range to {
+				if x.id != f.author {
+					records = append(records, trace.Record{Stage: trace.Queued, Conv: conv, Seq: f.seq, At: now, Note: string(x.id)})
+				}
 			}
 		}
-	}
-	g.Trace.Add(records...)
+		return records
+	})
 }
 
 // arrivedAt counts and remembers deliveries to many sessions of a group.
@@ -58,13 +72,14 @@ func (g *Gateway) arrivedAt(frames []*shared, sessions int) {
 		return
 	}
 	now, conv := time.Now(), trace.Conv(frames[0].conv)
-	var records []trace.Record
-	for _, f := range frames {
-		if f.acked {
-			records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(sessions), Trace: f.trace.Child(), Parent: f.trace})
+	g.remember(func(records []trace.Record) []trace.Record {
+		for _, f := range frames {
+			if f.acked {
+				records = append(records, trace.Record{Stage: trace.Arrived, Conv: conv, Seq: f.seq, At: now, Count: int32(sessions), Trace: f.trace.Child(), Parent: f.trace})
+			}
 		}
-	}
-	g.Trace.Add(records...)
+		return records
+	})
 }
 
 // acknowledged remembers that the device has entries.

@@ -22,7 +22,7 @@ import (
 const (
 	secretary       = "drill-secretary" // schedules messages, and writes nothing else
 	diaries         = 3                 // groups into which they go, without users of the load, whose logs are read before all is sent
-	sleepers        = 3                 // users without devices
+	sleepers        = 6                 // users without devices
 	listenersAll    = 4                 // devices that want announcements
 	mostLasting     = 30                // announcements that last, of the 100 that may be in force
 	listeningDevice = "listener"
@@ -56,7 +56,7 @@ func (x *effects) schedule(ctx context.Context, rng *rand.Rand) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	open := make(chan struct{}, 16) // calls under way
-	for n := 1; hold(ctx, time.Duration(150+rng.IntN(300))*ms); n++ {
+	for n := 1; hold(ctx, time.Duration(60+rng.IntN(120))*ms); n++ {
 		conv, wait := convs[rng.IntN(len(convs))], time.Duration(800+rng.IntN(1500))*ms
 		cancelled, near := rng.IntN(4) == 0, time.Duration(rng.IntN(500)-200)*ms
 		select {

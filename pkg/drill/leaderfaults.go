@@ -12,7 +12,7 @@ import (
 
 // midway is how long a leader may take to come to the job in whose middle it is to be
 // hit. Some jobs seldom have anything to do.
-const midway = 6 * time.Second
+const midway = 3 * time.Second
 
 // whoIsTold are the receivers that a fault hits.
 var whoIsTold = []string{toldEvents, toldPushes, toldBoth}
@@ -57,19 +57,23 @@ func (f *fault) leader(ctx context.Context) *node {
 	return all[f.rng.IntN(len(all))]
 }
 
-// catch stops the leader in the middle of the job of the fault, or where it is if it does
-// not come there soon, or if this build has no fail points.
+// catch stops the leader in the middle of the job of the fault; if it does not come there
+// soon, in the middle of the next one; and if this build has no fail points, where it is.
 func (f *fault) catch(ctx context.Context) (*node, error) {
 	n := f.leader(ctx)
-	where := "elsewhere"
+	where := "none"
 	if failpoint.Built {
-		r := failpoint.Rules{List: []failpoint.Rule{{Point: failpoint.InJob(f.Level), Action: failpoint.Stop}}}
-		if err := writeRules(n.rules, r.String()+n.standing); err != nil {
-			return n, err
-		}
-		for end := time.Now().Add(midway); where == "elsewhere" && time.Now().Before(end) && hold(ctx, 10*ms); {
-			if s := processState(n.pid()); len(s) > 0 && s[0] == "T" {
-				where = f.Level
+		for _, at := range []struct {
+			point failpoint.Point
+			name  string
+		}{{failpoint.InJob(f.Level), f.Level}, {failpoint.BeforeEffect, "another"}} {
+			ok, err := n.stopsAt(ctx, at.point)
+			if err != nil {
+				return n, err
+			}
+			if ok {
+				where = at.name
+				break
 			}
 		}
 		if err := writeRules(n.rules, n.standing); err != nil {
@@ -78,6 +82,20 @@ func (f *fault) catch(ctx context.Context) (*node, error) {
 	}
 	f.b.caught(where)
 	return n, n.signal(syscall.SIGSTOP)
+}
+
+// stopsAt lets a node stop at a point, and reports whether it came there in time.
+func (n *node) stopsAt(ctx context.Context, p failpoint.Point) (bool, error) {
+	r := failpoint.Rules{List: []failpoint.Rule{{Point: p, Action: failpoint.Stop}}}
+	if err := writeRules(n.rules, r.String()+n.standing); err != nil {
+		return false, err
+	}
+	for end := time.Now().Add(midway); time.Now().Before(end) && hold(ctx, 10*ms); {
+		if s := processState(n.pid()); len(s) > 0 && s[0] == "T" {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func (f *fault) leaderKill(ctx context.Context) error {

@@ -23,7 +23,7 @@ type Outcome struct {
 	Begun      int              `json:"faults"`
 	Operations int64            `json:"operations"`
 	Failures   map[string]int64 `json:"failures,omitempty"`    // of operations and connections, by reason
-	Leaders    map[string]int   `json:"leaders_hit,omitempty"` // in the middle of which job, or elsewhere
+	Leaders    map[string]int   `json:"leaders_hit,omitempty"` // in the middle of which job, or of none
 	Excused    int              `json:"excused_exits"`         // of nodes, under faults that may end them
 	Crashes    []string         `json:"crashes,omitempty"`     // of nodes, without such a fault
 	Troubles   []string         `json:"troubles,omitempty"`    // faults that did not take place as they should

@@ -42,7 +42,8 @@
 //     a conversation on a device, Have whenever the device connects again; without
 //     an Open the device begins at nothing.
 //   - A receiver that is told of events is told of all from before the first row,
-//     and the run ends when it has been told of the last one.
+//     and the run ends when it has been told of the last one, or should have been. The
+//     same holds for scheduled messages and announcements.
 //   - A Row's Hash and a send's are made by one function, and the Name of a Resync
 //     is the data_epoch, if it is known.
 package history

@@ -9,7 +9,8 @@ import (
 
 // What is allowed to announcements, outside the time of faults.
 const (
-	// NoticeLate is how late an announcement may be shown by a device that is online.
+	// NoticeLate is how late an announcement may be shown by a device that is online; the time
+	// of faults is counted, as a run ends well behind them.
 	NoticeLate = 10 * time.Second
 	// NoticeStale is how long after its end an announcement may still be shown.
 	NoticeStale = 3 * time.Second
@@ -39,8 +40,8 @@ func (x *index) proclamations() (by map[int64]*proclaimed, lost bool) {
 }
 
 // lasts reports whether every device that is online at a time must have shown it.
-func (p *proclaimed) lasts(at int64, faults [][2]int64) bool {
-	return p.withdrawn == nil && p.seq > at && p.to+int64(NoticeLate)+within(faults, p.to, at) < at
+func (p *proclaimed) lasts(at int64) bool {
+	return p.withdrawn == nil && p.seq > at && p.to+int64(NoticeLate) < at
 }
 
 // announced: each announcement is shown at most once by a device, in their order, with
@@ -68,7 +69,7 @@ func (c *check) announced() string {
 	listeners := c.deedsOf(history.Listener)
 	for _, l := range listeners {
 		for _, p := range by {
-			if !p.lasts(l.t, faults) {
+			if !p.lasts(l.t) {
 				continue
 			}
 			if c.inv.Checked++; !shown[device{l.user, l.device}][p.n] {

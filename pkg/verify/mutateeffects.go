@@ -180,11 +180,11 @@ func (m *mutant) notTakenBack() string {
 
 // anAppointment chooses a scheduled message that is in the log, or one that was cancelled.
 func (m *mutant) anAppointment(cancelled bool) (a *appointment, row int) {
-	faults, rows := m.good.troubled(), m.good.rowsByKey()
+	rows := m.good.rowsByKey()
 	a, ok := choose(m.rng, func(yield func(*appointment) bool) {
 		for _, a := range m.good.appointments() {
 			_, there := rows[key{a.conv, a.user, a.cmid}]
-			if (cancelled && !a.may() || !cancelled && there && a.must(m.good, faults)) && !yield(a) {
+			if (cancelled && !a.may() || !cancelled && there && a.must(m.good)) && !yield(a) {
 				return
 			}
 		}
@@ -258,12 +258,11 @@ func (m *mutant) noticeOfNobody() string {
 // neverNoticed takes an announcement that lasts away from a device that listens.
 func (m *mutant) neverNoticed() string {
 	by, _ := m.good.proclamations()
-	faults := m.good.troubled()
 	listeners := m.good.deedsOf(history.Listener)
 	d, ok := choose(m.rng, m.deedsThat(func(d *deed) bool {
 		p := by[d.n]
 		return d.kind == history.Notice && p != nil && slices.ContainsFunc(listeners, func(l *deed) bool {
-			return l.user == d.user && l.device == d.device && p.lasts(l.t, faults)
+			return l.user == d.user && l.device == d.device && p.lasts(l.t)
 		})
 	}))
 	if !ok {

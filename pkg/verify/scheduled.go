@@ -7,9 +7,6 @@ import (
 	"github.com/imdhq/imd/pkg/history"
 )
 
-// ScheduledLate is how late a scheduled message may be sent, outside the time of faults.
-const ScheduledLate = 10 * time.Second
-
 // appointment is a scheduled message and what was asked about it.
 type appointment struct {
 	*deed
@@ -34,9 +31,8 @@ func (x *index) appointments() (all []*appointment) {
 }
 
 // must reports whether the message must be in the log in the end, may whether it may.
-func (a *appointment) must(x *index, faults [][2]int64) bool {
-	by := a.n + int64(ScheduledLate)
-	return (a.cancel == nil || a.cancel.ack == ackFail) && by+within(faults, a.n, x.Run.Ended) < x.Run.Ended
+func (a *appointment) must(x *index) bool {
+	return (a.cancel == nil || a.cancel.ack == ackFail) && a.n < x.Run.Ended
 }
 
 func (a *appointment) may() bool { return a.cancel == nil || a.cancel.ack != ackOK }
@@ -81,9 +77,8 @@ func (c *check) scheduled() string {
 			c.kept(a, r, at)
 		}
 	}
-	faults := c.troubled()
 	for _, a := range all {
-		if c.inv.Checked++; sent[a] == nil && a.must(c.index, faults) {
+		if c.inv.Checked++; sent[a] == nil && a.must(c.index) {
 			c.fail(refs(c.deedRef(a.deed)), "a scheduled message was never sent")
 		}
 	}

@@ -107,7 +107,4 @@ func TestRenewedCertificate(t *testing.T) {
 	if out, msg, status := n.Command("send", "--as", "cat", "--to", "ben", "hello"); status != 0 {
 		t.Errorf("imd send to the node of the data folder: %d %s %s", status, out, msg)
 	}
-	if status := n.Stop(); status != 0 {
-		t.Errorf("the node ended with %d", status)
-	}
 }

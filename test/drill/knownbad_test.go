@@ -5,9 +5,11 @@ package drill
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,23 +27,26 @@ type mistake struct {
 	what   string
 	rules  string // fail points in force all the time, to hold a window open
 	args   []string
+	wants  []string // what violations must speak of, all of them; none = of anything
 }
 
 // alone takes away what would mend a lost delivery later.
 var alone = []string{"--antientropy", "10m"}
 
 var mistakes = []mistake{
-	{failpoint.AckBeforeCommit, "the answer to a send leaves before its transaction is durable", "", []string{"--faults", "disk,kill"}},
-	{failpoint.NoDedupIndex, "nothing keeps a repeated send from being stored twice", "", []string{"--faults", "drop,kill"}},
-	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "members", "--rate", "400"}},
-	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...)},
+	{failpoint.AckBeforeCommit, "the answer to a send leaves before its transaction is durable", "", []string{"--faults", "disk,kill"}, nil},
+	{failpoint.NoDedupIndex, "nothing keeps a repeated send from being stored twice", "", []string{"--faults", "drop,kill"}, nil},
+	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "members", "--rate", "400"}, nil},
+	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...), nil},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
-		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...)},
-	{failpoint.CacheIsAuthority, "what Redis says of a repeated send is believed, whatever its content", "", []string{"--layout", "postgres", "--faults", "redis-mix"}},
-	{failpoint.NoAntiEntropy, "nothing compares heads, so that a lost fan-out is never found", "state.before_fanout error 0.3", []string{"--faults", "delay", "--antientropy", "1s"}},
-	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55")},
-	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65")},
-	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6")},
+		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...), nil},
+	{failpoint.CacheIsAuthority, "what Redis says of a repeated send is believed, whatever its content", "", []string{"--layout", "postgres", "--faults", "redis-mix"}, nil},
+	{failpoint.NoAntiEntropy, "nothing compares heads, so that a lost fan-out is never found", "state.before_fanout error 0.3", []string{"--faults", "delay", "--antientropy", "1s"}, nil},
+	{failpoint.NoFence, "a leader that was replaced still has effects", "", plane("node-pause", "0.55"), nil},
+	{failpoint.NoFence, "the same with the jobs of schedulers", "", []string{"--layout", "split", "--faults", "leader-pause", "--minutes", "0.6", "--conns", "20", "--users", "20", "--rate", "20"},
+		[]string{"gather", "webhooks", "handover", "push", "scheduled"}},
+	{failpoint.NoRequireLeader, "nothing tells a watch that its member of etcd has lost the others", "", plane("member-partition", "0.65"), nil},
+	{failpoint.AbsenceWhileAway, "that etcd does not answer counts as the absence of all nodes", "", plane("etcd-outage", "0.6"), nil},
 }
 
 // plane is a drill of the control plane, with few clients.
@@ -149,7 +154,7 @@ func (m mistake) hunt(t *testing.T) string {
 		}
 		env = append(env, failpoint.FileVar+"="+path)
 	}
-	began := time.Now()
+	began, seen := time.Now(), map[string]bool{}
 	for seed := 1; ; seed++ {
 		left := caughtWithin - time.Since(began)
 		if left < time.Minute {
@@ -159,6 +164,16 @@ func (m mistake) hunt(t *testing.T) string {
 		out := m.drill(t, left, seed, append(env, failpoint.BadVar+"="+string(m.defect)))
 		if out == nil || out.Verdict.Good {
 			continue // also a crash of the node is no finding of the judge
+		}
+		for _, inv := range out.Verdict.Invariants {
+			for _, v := range inv.Violations {
+				_, of, _ := strings.Cut(v.Text, ": ")
+				seen[of] = true
+			}
+		}
+		if slices.ContainsFunc(m.wants, func(w string) bool { return !seen[w] }) {
+			t.Logf("of %v only %v were noticed so far", m.wants, slices.Sorted(maps.Keys(seen)))
+			continue
 		}
 		took := time.Since(began)
 		if good := m.drill(t, caughtWithin, seed, env); good == nil || !good.Good {
@@ -184,6 +199,9 @@ func (m mistake) row(out *outcome.Outcome, seed int, took time.Duration) string 
 		if inv.Found > 0 {
 			by = append(by, fmt.Sprintf("%s (%d)", inv.ID, inv.Found))
 		}
+	}
+	if len(m.wants) > 0 {
+		by = append(by, "in the jobs "+strings.Join(m.wants, ", "))
 	}
 	return fmt.Sprintf("| `%s` | %s | `%s` | %d | %s | %.0f s |", m.defect, m.what, strings.Join(m.args, " "), seed, strings.Join(by, ", "), took.Seconds())
 }

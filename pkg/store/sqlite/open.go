@@ -92,6 +92,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 
 // abandon frees what a failed Open has opened.
 func (w *writer) abandon() error {
+	defer w.rest()
 	err := w.drop()
 	if w.db != nil {
 		err = errors.Join(err, w.db.Close())

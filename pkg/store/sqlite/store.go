@@ -133,6 +133,7 @@ func (s *Store) Close() error {
 
 // stop marks the database as closed in order and frees everything.
 func (w *writer) stop() error {
+	defer w.rest()
 	var errs []error
 	if err := w.open(context.Background()); err != nil {
 		errs = append(errs, err)

@@ -34,8 +34,9 @@ type writer struct {
 	cache   *cache
 	feeding bool // commits leave marks for the outbox
 	closed  bool
-	sick    bool      // the last write failed
-	wrote   time.Time // of the last commit that did not
+	hand    chan func() // capacity 1: what the goroutine of transactions does next; nil = there is none yet
+	sick    bool        // the last write failed
+	wrote   time.Time   // of the last commit that did not
 }
 
 // tx is one transaction of the writer.
@@ -68,15 +69,38 @@ func (w *writer) run(ctx context.Context, fn func(*tx) error) error {
 		return err
 	}
 	done := make(chan error, 2) // nobody may be waiting any more; a known-bad build answers twice
-	go func() {
+	w.do(func() {
 		defer func() { <-w.turn }()
 		done <- w.transact(early(fn, done))
-	}()
+	})
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", store.ErrUnknownOutcome, ctx.Err())
+	}
+}
+
+// do has f done by the goroutine of transactions, which stays: a new one would have
+// to grow its stack for each.
+func (w *writer) do(f func()) {
+	if w.hand == nil {
+		hand := make(chan func(), 1)
+		w.hand = hand
+		go func() {
+			for f := range hand {
+				f()
+			}
+		}()
+	}
+	w.hand <- f
+}
+
+// rest ends the goroutine of transactions.
+func (w *writer) rest() {
+	if w.hand != nil {
+		close(w.hand)
+		w.hand = nil
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -88,6 +89,7 @@ func AppendFrame(dst []byte, enc Encoding, frame proto.Message) ([]byte, error) 
 	opts := proto.MarshalOptions{}
 	n := opts.Size(frame)
 	opts.UseCachedSize = true
+	dst = slices.Grow(dst, binary.MaxVarintLen32+n) // at once, with the length before it
 	out, err := opts.MarshalAppend(binary.AppendUvarint(dst, uint64(n)), frame)
 	if err != nil {
 		return dst, fmt.Errorf("encode frame: %w", err)
