@@ -32,11 +32,19 @@ type denial struct {
 	result     string        // for the metrics
 }
 
-// upgrade turns a request into a connection, or says why not.
+// upgrade answers a request for a session, and has it begin.
 func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
+	if s := g.open(w, r); s != nil {
+		go s.begin() // not the server's goroutine: it holds more memory
+	}
+}
+
+// open turns a request into a session, which the caller has begin; nil = it was
+// refused, and the answer says why.
+func (g *Gateway) open(w http.ResponseWriter, r *http.Request) *session {
 	if !g.comeIn() {
 		(&denial{http.StatusServiceUnavailable, "unavailable", "the node stops", drainRetry, "draining"}).write(w)
-		return
+		return nil
 	}
 	defer g.wg.Done()
 	addr := g.clientAddr(r)
@@ -47,14 +55,14 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 	if no != nil {
 		g.m.handshakes.WithLabelValues(no.result).Inc()
 		no.write(w)
-		return
+		return nil
 	}
 	s := newSession(g, &wire{}, enc, addr)
 	if no := s.headerToken(r); no != nil {
 		g.admission.leave(addr, true)
 		g.m.handshakes.WithLabelValues(no.result).Inc()
 		no.write(w)
-		return
+		return nil
 	}
 	// The library answers what is no proper handshake by itself.
 	ws, err := websocket.Accept(&hijacker{ResponseWriter: w, wire: s.wire}, r, &websocket.AcceptOptions{
@@ -68,18 +76,18 @@ func (g *Gateway) upgrade(w http.ResponseWriter, r *http.Request) {
 		if s.wire.Conn != nil {
 			_ = s.wire.Conn.Close()
 		}
-		return
+		return nil
 	}
 	ws.SetReadLimit(int64(enc.MaxEnvelope()))
 	s.ws, s.pending = ws, true
 	s.attach(s.wire.Conn)
 	g.hub.open(s)
 	g.m.connections.Inc()
-	g.wg.Add(1)  // until the session is freed, whether it has a goroutine or not
-	go s.begin() // not the server's goroutine: it holds more memory
+	g.wg.Add(1) // until the session is freed, whether it has a goroutine or not
 	if g.closing.Load() {
 		s.end("drain", "the node stops", drainRetry)
 	}
+	return s
 }
 
 // examine checks what can be checked without counting anything.
@@ -105,7 +113,7 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 		return 0, &denial{http.StatusTooManyRequests, "resource_exhausted", "too many connections from this address", wait, "rate_limited"}
 	}
 	if ok, wait := g.limits.accept(); !ok { // last, so that nobody who is refused anyway uses it up
-		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "too many connections come to this node at once", wait, "storm"}
+		return 0, &denial{http.StatusServiceUnavailable, "unavailable", "too many connections come to this node at once", wait + mrand.N(2*time.Second), "storm"}
 	}
 	return enc, nil
 }

@@ -2,105 +2,177 @@ package gateway
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
+	"github.com/imdhq/imd/pkg/store"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 const (
-	// admitCalls is how many calls that look up logins are out at once, admitsAtOnce
-	// how many logins one carries.
-	admitCalls   = 4
-	admitsAtOnce = 64
-	// admitsWaiting is how many logins may wait for a call; turns bound them before.
-	admitsWaiting = 8192
+	// joinCalls is how many groups of logins are looked up and claim their places at
+	// once, and joinsAtOnce how many are in a group.
+	joinCalls   = 4
+	joinsAtOnce = 64
+	// joinsWaiting is how many logins may wait for their turn, and joinWait for how
+	// long. In a wave of reconnects all would otherwise be late together, and come
+	// back to be late again.
+	joinsWaiting = 32_768
+	joinWait     = 5 * time.Second
 )
 
-// applicant is a login that wants to be looked up.
-type applicant struct {
-	req  *v1.AdmitRequest
-	res  *v1.AdmitResponse
-	err  error
-	done chan struct{} // holds one when res or err is there
+// entrant is a login on its way to a session.
+type entrant struct {
+	s       *session
+	since   time.Time
+	no      *refusal // the directory's
+	claimed bool     // the route store was asked
+	claim   store.Claim
+	err     error         // of the claim
+	done    chan struct{} // holds one when all of this is there
 }
 
-// decide answers the applicant.
-func (a *applicant) decide(res *v1.AdmitResponse, err error) {
-	a.res, a.err = res, err
-	a.done <- struct{}{}
+func newJoins(g *Gateway) *gather[*entrant] {
+	return &gather[*entrant]{calls: joinCalls, most: joinsAtOnce, room: joinsWaiting, age: joinWait, run: g.goroutine, now: time.Now, ask: g.joinMany,
+		late: func(j *entrant) { j.no = tooMany(); j.done <- struct{}{} }}
 }
 
-func newAdmits(g *Gateway) *gather[*applicant] {
-	return &gather[*applicant]{calls: admitCalls, most: admitsAtOnce, room: admitsWaiting, age: joinWait, run: g.goroutine, now: time.Now,
-		ask:  func(batch []*applicant) { g.admitMany(g.ctx, batch) },
-		late: func(a *applicant) { a.decide(nil, lateAdmit()) }}
+// tooMany is the refusal of one for whom there is no turn.
+func tooMany() *refusal {
+	return &refusal{reason: "busy", msg: "too many log in at once", after: pauses()}
 }
 
-func lateAdmit() error {
-	return im.Errorf(clientv1.Reason_REASON_BUSY, "gateway.admit", "too many log in at once")
-}
-
-// lookUp asks the directory whether a login may begin a session. Those who ask
-// at once share a call. For goroutines that Run waits for.
-func (g *Gateway) lookUp(req *v1.AdmitRequest) (*v1.AdmitResponse, error) {
-	a := &applicant{req: req, done: make(chan struct{}, 1)}
-	if !g.admits.offer(a, false) {
-		return nil, lateAdmit()
+// joinMany admits logins, registers their sessions, claims their routes and admits
+// them again, each time all of them in one call. The order matters: whoever is
+// admitted after the claim can be found by a revocation, and whoever can be found
+// here before the claim misses no delivery that looks the route up.
+func (g *Gateway) joinMany(batch []*entrant) {
+	g.admitAll(batch)
+	in := make([]*entrant, 0, len(batch))
+	for _, j := range batch {
+		if j.no == nil {
+			j.s.subscribe()
+			in = append(in, j)
+		}
 	}
-	<-a.done
-	return a.res, a.err
-}
-
-// admitMany looks many logins up and decides each.
-func (g *Gateway) admitMany(ctx context.Context, batch []*applicant) {
-	ask := func(some []*applicant) []failure[*applicant] { return g.askAdmits(ctx, some) }
-	for _, f := range askApart(batch, time.Now, ask) { // each says so in the log
-		f.x.decide(nil, f.err)
+	g.claimAll(in)
+	g.admitAll(slices.DeleteFunc(in, func(j *entrant) bool {
+		return j.err != nil && im.ReasonOf(j.err) == clientv1.Reason_REASON_LOGIN_REFUSED
+	}))
+	for _, j := range batch {
+		j.done <- struct{}{}
 	}
 }
 
-// askAdmits makes one call, decides whom it can, and returns the others.
-func (g *Gateway) askAdmits(ctx context.Context, batch []*applicant) (failed []failure[*applicant]) {
+// claimAll claims the places of many.
+func (g *Gateway) claimAll(list []*entrant) {
+	if len(list) == 0 {
+		return
+	}
+	now := time.Now()
+	claims := make([]store.Claiming, len(list))
+	for i, j := range list {
+		j.claimed, j.since = true, now
+		claims[i] = store.Claiming{Route: j.s.routeAt(place{since: now}), Policy: j.s.policy()}
+	}
+	res, err := g.claimMany(claims)
+	for i, j := range list {
+		if j.err = err; err == nil {
+			j.claim, j.err = res[i].Claim, res[i].Err
+		}
+	}
+}
+
+// claimMany makes many claims.
+func (g *Gateway) claimMany(list []store.Claiming) ([]store.Claimed, error) {
+	routes, err := g.Routes()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(g.ctx, routeTimeout)
+	defer cancel()
+	return routes.ClaimMany(ctx, list)
+}
+
+// admitAll asks the directory about those who are not refused yet.
+func (g *Gateway) admitAll(list []*entrant) {
+	asked := make([]*entrant, 0, len(list))
+	who := make([]*v1.AdmitRequest, 0, len(list))
+	now := time.Now()
+	for _, j := range list {
+		if reason := g.ended.of(j.s.user, j.s.login, now); reason != "" {
+			j.no = &refusal{reason: reason, msg: endTexts[reason]}
+			continue
+		}
+		asked, who = append(asked, j), append(who, j.s.application())
+	}
+	if len(asked) == 0 {
+		return
+	}
+	for i, a := range g.admitMany(g.ctx, who) {
+		asked[i].no = asked[i].s.verdict(a)
+	}
+}
+
+// verdict is the refusal that an answer of the directory means; nil = none.
+func (s *session) verdict(a looked) *refusal {
+	if a.err != nil {
+		s.g.Log.Warn("a login was not looked up", obs.Session(s.id), obs.Err(a.err))
+		return &refusal{reason: "busy", msg: "the node cannot look up logins now", after: pauses()}
+	}
+	if reason := a.res.RefusedReason; reason != "" {
+		return &refusal{reason: reason, msg: endTexts[reason]}
+	}
+	s.dataEpoch = a.res.DataEpoch
+	return nil
+}
+
+// looked is what the directory said of a login, or why it said nothing.
+type looked struct {
+	res *v1.AdmitResponse
+	err error
+}
+
+// admitMany looks many logins up and answers for each in order; those whose call fails
+// are asked about apart.
+func (g *Gateway) admitMany(ctx context.Context, who []*v1.AdmitRequest) []looked {
+	out, all := make([]looked, len(who)), make([]int, len(who))
+	for i := range all {
+		all[i] = i
+	}
+	ask := func(some []int) []failure[int] { return g.askAdmits(ctx, who, some, out) }
+	for _, f := range askApart(all, time.Now, ask) { // each says so in the log
+		out[f.x].err = f.err
+	}
+	return out
+}
+
+// askAdmits makes one call about some, notes what it is answered, and returns the
+// others.
+func (g *Gateway) askAdmits(ctx context.Context, who []*v1.AdmitRequest, some []int, out []looked) (failed []failure[int]) {
 	const op = "gateway.admit"
-	req := &v1.AdmitManyRequest{Requests: make([]*v1.AdmitRequest, len(batch))}
-	for i, a := range batch {
-		req.Requests[i] = a.req
+	req := &v1.AdmitManyRequest{Requests: make([]*v1.AdmitRequest, len(some))}
+	for n, i := range some {
+		req.Requests[n] = who[i]
 	}
 	res, err := g.Directory.AdmitMany(ctx, req)
-	if err == nil && len(res.Answers) != len(batch) {
+	if err == nil && len(res.Answers) != len(some) {
 		err = im.Errorf(clientv1.Reason_REASON_INTERNAL, op, "")
 	}
 	if err != nil {
-		return allFailed(batch, err)
+		return allFailed(some, err)
 	}
-	for i, a := range batch {
-		if r := res.Answers[i].GetResponse(); r != nil {
-			a.decide(r, nil)
+	for n, i := range some {
+		if r := res.Answers[n].GetResponse(); r != nil {
+			out[i].res = r
 		} else {
-			failed = append(failed, failure[*applicant]{a, unanswered(op, res.Answers[i].GetError())})
+			failed = append(failed, failure[int]{i, unanswered(op, res.Answers[n].GetError())})
 		}
 	}
 	return failed
-}
-
-// admit asks the directory whether the login may begin a session.
-func (s *session) admit() *refusal {
-	if reason := s.g.ended.of(s.user, s.login, time.Now()); reason != "" {
-		return &refusal{reason: reason, msg: endTexts[reason]}
-	}
-	res, err := s.g.lookUp(s.application())
-	if err != nil {
-		s.g.Log.Warn("a login was not looked up", obs.Session(s.id), obs.Err(err))
-		return &refusal{reason: "busy", msg: "the node cannot look up logins now", after: pauses()}
-	}
-	if res.RefusedReason != "" {
-		return &refusal{reason: res.RefusedReason, msg: endTexts[res.RefusedReason]}
-	}
-	s.dataEpoch = res.DataEpoch
-	return nil
 }
 
 // application is the session's login as the directory is asked about it.

@@ -107,15 +107,14 @@ func TestOnePoisonousUserFailsAlone(t *testing.T) {
 			t.Errorf("%s is answered %v", user, f)
 		}
 	}
-	applicants := make([]*applicant, 8)
-	for i := range applicants {
-		applicants[i] = &applicant{req: &v1.AdmitRequest{UserId: fmt.Sprint("u", i), LoginId: "l"}, done: make(chan struct{}, 1)}
+	who := make([]*v1.AdmitRequest, 8)
+	for i := range who {
+		who[i] = &v1.AdmitRequest{UserId: fmt.Sprint("u", i), LoginId: "l"}
 	}
-	applicants[5].req.UserId = "worse"
-	w.g.admitMany(w.g.ctx, applicants)
-	for i, a := range applicants {
-		if <-a.done; (a.err != nil) != (i == 5) {
-			t.Errorf("login %d: %v", i, a.err)
+	who[5].UserId = "worse"
+	for i, a := range w.g.admitMany(w.g.ctx, who) {
+		if (a.err != nil) != (i == 5) || (a.res == nil) != (i == 5) {
+			t.Errorf("login %d: %+v", i, a)
 		}
 	}
 }

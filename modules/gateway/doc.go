@@ -4,8 +4,8 @@
 //
 // It accepts WebSockets, authenticates them, claims their routes, forwards
 // sends as runs to state, answers reads from state, and delivers what push
-// hands it. accept.go is the way in, session.go what happens then, queue.go
-// and writer.go the way out.
+// hands it. front.go and accept.go are the way in, session.go what happens then,
+// queue.go and writer.go the way out.
 //
 // # Invariants
 //
@@ -20,8 +20,9 @@
 //     lost them (keeper.go). A claim that comes late displaces nobody newer. With
 //     each refresh the login is looked up too, in case nobody could tell this node
 //     that it was ended.
-//   - Of those who log in 128 are looked up at once, the others wait for their
-//     turn; nobody who joins waits for the gateway of a session that it displaced.
+//   - Those who log in are looked up and claim their places in groups, four at
+//     once, and the others wait for their turn (admit.go); nobody who joins waits for
+//     the gateway of a session that it displaced.
 //   - Under session.strict a session is welcomed only when its rank is in the
 //     message store, and each of its sends carries it (prove.go).
 //   - What sessions begin and end is told to the leader of the schedulers in order

@@ -131,12 +131,11 @@ type Gateway struct {
 	watchers  *watchers
 	announcer *announcer
 	typing    *typing
-	joins     turns // of those who log in
+	joins     *gather[*entrant]
 	releases  turns // of routes that are given back
 	kicks     *kicks
 	requests  *gather[job] // other than syncs
 	syncs     *gather[*request]
-	admits    *gather[*applicant]
 
 	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
@@ -160,8 +159,9 @@ type Gateway struct {
 	leaveBy  atomic.Pointer[time.Time] // clients are asked to move, and end then; nil = they are not
 	serving  atomic.Bool
 
-	ln  net.Listener
-	srv *http.Server
+	ln    net.Listener
+	front *front
+	srv   *http.Server
 }
 
 // leaders is the latest copy of the announced leaders.
@@ -195,10 +195,10 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
-	g.admits = newAdmits(g)
+	g.joins = newJoins(g)
 	m.watchRequests(d.Reg, g)
 	m.watchCertificate(d.Reg, g)
-	g.joins, g.releases = make(turns, joinsAtOnce), make(turns, releasesAtOnce)
+	g.releases = make(turns, releasesAtOnce)
 	g.kicks = &kicks{peer: func(n im.NodeID) peerClient { return g.Peer(n) }, m: m, log: d.Log, ctx: g.ctx, run: g.another, closing: g.closing.Load}
 	g.submitter = &submitter{state: d.State, home: d.StateHome, m: m, ctx: g.ctx, run: g.goroutine, now: time.Now}
 	g.admission = &admission{mostPending: cfg.MaxUnauthenticated, mostInLine: newcomersInLine,
@@ -266,8 +266,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if err := errors.Join(g.engine.open(), g.bulk.open()); err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", g.cfg.Listen)
+	ln, err := listenWide(ctx, g.cfg.Listen)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("the address %s is in use by another program; stop it or set gateway.listen: %w", g.cfg.Listen, err)
@@ -279,6 +278,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 		public = g.Public()
 	}
 	g.ln = doorstep{ln, g.noFiles}
+	g.front = newFront(g, g.ln, g.cert.Load() == nil)
 	g.srv = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if c, ok := r.Context().Value(socketKey{}).(net.Conn); ok {
@@ -307,19 +307,20 @@ func (g *Gateway) Start(ctx context.Context) error {
 // answer serves the public listener until it is closed.
 func (g *Gateway) answer() error {
 	if g.cert.Load() != nil {
-		return g.srv.ServeTLS(g.ln, "", "")
+		return g.srv.ServeTLS(g.front, "", "")
 	}
-	return g.srv.Serve(g.ln)
+	return g.srv.Serve(g.front)
 }
 
 // Run serves clients until ctx is done. Sessions that are still open then are
 // closed with code 4000 (drain).
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.cancel()
-	failed := make(chan error, 2) // the server and the lot end once
+	failed := make(chan error, 3) // the front, the server and the lot end once
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
+	own.Go(func() { failed <- g.front.run() })
 	own.Go(func() { failed <- g.answer() })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })

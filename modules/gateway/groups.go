@@ -311,7 +311,7 @@ func (g *group) leave(id im.SessionID) {
 func (gs *groups) load(g *group) {
 	ctx, cancel := context.WithTimeout(gs.ctx, groupLoad)
 	defer cancel()
-	if !gs.turns.take(ctx, nil, groupLoad) {
+	if !gs.turns.take(ctx, groupLoad) {
 		gs.failed(g, im.Errorf(clientv1.Reason_REASON_BUSY, "gateway.groups", "too many lists are read"))
 		return
 	}

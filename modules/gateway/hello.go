@@ -135,27 +135,25 @@ func (s *session) verify(token string) (auth.Claims, *refusal) {
 	return c, &refusal{reason: reason, msg: im.Wire(err).Message}
 }
 
-// join admits the login, registers the session, claims its route and proves its
-// rank. The order matters: whoever is admitted after the claim can be found by a
-// revocation, and whoever can be found here before the claim misses no delivery that
-// looks the route up.
+// join lets the login in with many others, and then does what only some need: probe
+// who holds its place, and prove its rank.
 func (s *session) join(c auth.Claims) *refusal {
-	if !s.g.joins.take(s.g.ctx, s.done, joinWait) {
-		return &refusal{reason: "busy", msg: "too many log in at once", after: pauses()}
-	}
-	defer s.g.joins.give()
 	if !c.IssuedAt.IsZero() {
 		s.issued = c.IssuedAt.UnixMilli()
 	}
-	if no := s.admit(); no != nil {
-		return no
+	j := &entrant{s: s, done: make(chan struct{}, 1)}
+	if !s.g.joins.offer(j, false) {
+		return tooMany()
 	}
-	s.subscribe()
-	claim, no := s.claim()
+	<-j.done
+	if !j.claimed {
+		return j.no
+	}
+	claim, no := s.claim(j)
 	if no != nil {
 		return no
 	}
-	if no = s.admit(); no == nil {
+	if no = j.no; no == nil {
 		claim, no = s.prove(claim)
 	}
 	if no != nil {

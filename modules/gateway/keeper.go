@@ -11,6 +11,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
@@ -225,19 +226,18 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 // the sessions: whoever did it may not have reached this node.
 func (k *keeper) readmit(ctx context.Context, sessions []*session) {
 	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s *session) bool { return !s.begun() })
-	for part := range slices.Chunk(sessions, admitsAtOnce) {
-		batch := make([]*applicant, len(part))
+	for part := range slices.Chunk(sessions, joinsAtOnce) {
+		who := make([]*v1.AdmitRequest, len(part))
 		for i, s := range part {
-			batch[i] = &applicant{req: s.application(), done: make(chan struct{}, 1)}
+			who[i] = s.application()
 		}
-		k.g.admitMany(ctx, batch)
-		failed := 0
+		answers, failed := k.g.admitMany(ctx, who), 0
 		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
-			if batch[i].err != nil {
+			if answers[i].err != nil { // the rows stay: its next hello finds them
 				failed++
 			} else if reason == "" {
-				reason = batch[i].res.RefusedReason
+				reason = answers[i].res.RefusedReason
 			}
 			if reason != "" {
 				s.end(reason, endTexts[reason], 0)
@@ -277,7 +277,7 @@ func (k *keeper) claimLate(s *session) {
 		return
 	}
 	r := s.routeAt(p)
-	claim, err := k.g.claim(r, k.g.tuned.Get().login.of(s.class))
+	claim, err := k.g.claim(r, s.policy())
 	switch {
 	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
 		s.end("login_refused", "another login has the place", 0)

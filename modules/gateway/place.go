@@ -23,6 +23,7 @@ const (
 // routes is what the gateway asks of the route store.
 type routes interface {
 	Claim(context.Context, store.Route, store.Policy) (store.Claim, error)
+	ClaimMany(context.Context, []store.Claiming) ([]store.Claimed, error)
 	Refresh(context.Context, []store.Route) ([]store.Standing, error)
 	Release(ctx context.Context, user im.UserID, session im.SessionID, epoch uint64) (bool, error)
 	Lookup(ctx context.Context, users []im.UserID) ([]store.Route, error)
@@ -37,15 +38,20 @@ type place struct {
 	since   time.Time
 }
 
-// claim takes the session's place in the route store. Without a route store
-// newcomers are let in and their places claimed later, unless the policy can
-// refuse them.
-func (s *session) claim() (store.Claim, *refusal) {
-	since, policy := time.Now(), s.g.tuned.Get().login.of(s.class)
-	claim, err := s.g.claim(s.routeAt(place{since: since}), policy)
+// claim takes note of the session's claim. If logins that may be dead are in its
+// way it finds out, and claims again. Without a route store newcomers are let in and
+// their places claimed later, unless the policy can refuse them.
+func (s *session) claim(j *entrant) (store.Claim, *refusal) {
+	policy, claim, err := s.policy(), j.claim, j.err
+	again := []*entrant{j}
 	for try := 1; im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED && try < claimTries && s.g.evict(claim.Holders); try++ {
-		claim, err = s.g.claim(s.routeAt(place{since: since}), policy)
+		s.g.claimAll(again)
+		if j.err == nil {
+			s.g.admitAll(again)
+		}
+		claim, err = j.claim, j.err
 	}
+	since := j.since
 	switch {
 	case err == nil:
 		s.mu.Lock()
@@ -66,6 +72,9 @@ func (s *session) claim() (store.Claim, *refusal) {
 	s.mu.Unlock()
 	return store.Claim{}, nil
 }
+
+// policy is what the session's login means for others of its user.
+func (s *session) policy() store.Policy { return s.g.tuned.Get().login.of(s.class) }
 
 // unclaimed reports whether the session begins without a route.
 func (s *session) unclaimed() bool {
@@ -101,7 +110,7 @@ func (s *session) release() {
 	if !p.claimed {
 		return
 	}
-	if !s.g.releases.take(s.g.ctx, nil, store.RouteTTL) {
+	if !s.g.releases.take(s.g.ctx, store.RouteTTL) {
 		return // the node ends; the route goes by the sweep, or by itself
 	}
 	defer s.g.releases.give()

@@ -47,6 +47,10 @@ func (f *forgetful) Claim(ctx context.Context, r store.Route, p store.Policy) (s
 	return f.now.Load().Claim(ctx, r, p)
 }
 
+func (f *forgetful) ClaimMany(ctx context.Context, list []store.Claiming) ([]store.Claimed, error) {
+	return f.now.Load().ClaimMany(ctx, list)
+}
+
 func (f *forgetful) Refresh(ctx context.Context, r []store.Route) ([]store.Standing, error) {
 	return f.now.Load().Refresh(ctx, r)
 }

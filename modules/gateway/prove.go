@@ -56,7 +56,7 @@ func (s *session) proofLocked() *v1.SessionProof {
 // claimAbove claims the session's place with a rank above an epoch, unless a newer
 // session has it.
 func (s *session) claimAbove(p place, epoch uint64) (store.Claim, *refusal) {
-	policy := s.g.tuned.Get().login.of(s.class)
+	policy := s.policy()
 	for _, rank := range []uint64{p.epoch, epoch + 1} {
 		p.epoch = rank
 		claim, err := s.g.claim(s.routeAt(p), policy)

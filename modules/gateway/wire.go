@@ -102,6 +102,9 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if o, ok := c.(*opened); ok && len(o.read) == 0 {
+		c = o.TCPConn
+	}
 	early, _ := brw.Reader.Peek(brw.Reader.Buffered())
 	w := h.wire
 	w.Conn, w.in, w.out = c, new(bufio.Reader), new(bufio.Writer)

@@ -74,6 +74,21 @@ type Claim struct {
 	Holders []Route
 }
 
+// MaxClaims is the most claims of one ClaimMany.
+const MaxClaims = 100
+
+// Claiming is one claim of many.
+type Claiming struct {
+	Route  Route
+	Policy Policy
+}
+
+// Claimed is the answer to it: what Claim returns.
+type Claimed struct {
+	Claim Claim
+	Err   error
+}
+
 // Standing is what a store says of a route.
 type Standing int
 
@@ -115,6 +130,11 @@ type RouteStore interface {
 	// who is in the way), busy if the store is full, unavailable, or the context's, after either of which
 	// nobody knows whether r is there: Release it or claim again.
 	Claim(ctx context.Context, r Route, p Policy) (Claim, error)
+	// ClaimMany makes up to MaxClaims claims at the cost of few. Each is granted or
+	// refused alone, with Claim's errors; those of one user come true one after the
+	// other, in any order. It answers for each in order. Errors: bad_request if they
+	// are too many, else Claim's, which then hold for all.
+	ClaimMany(ctx context.Context, list []Claiming) ([]Claimed, error)
 	// Refresh keeps routes alive and puts those back that the store has lost,
 	// without a policy. It answers for each in order. Errors: unavailable, the
 	// context's; some may have been refreshed.

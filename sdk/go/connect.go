@@ -34,8 +34,11 @@ func (c *Client) run() {
 			c.end(err)
 			return
 		}
-		pause := backoff(attempt, retryAfter(err))
-		attempt++
+		told := retryAfter(err)
+		pause := backoff(attempt, told)
+		if told == 0 { // who is told when to come has reached a server
+			attempt++
+		}
 		c.mu.Lock()
 		c.setState(Waiting, err, pause)
 		c.mu.Unlock()

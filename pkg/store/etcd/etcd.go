@@ -245,35 +245,61 @@ func (r *Routes) change(ctx context.Context, id im.UserID, session im.SessionID,
 
 // Claim is store.RouteStore's. Error: busy if the cluster has as many sessions as
 // it may.
-func (r *Routes) Claim(ctx context.Context, x store.Route, p store.Policy) (c store.Claim, err error) {
+func (r *Routes) Claim(ctx context.Context, x store.Route, p store.Policy) (store.Claim, error) {
 	const op = "etcd.Claim"
-	if n := r.table.size(); n >= Ceiling && !r.leases.has(x.Session) {
-		return c, im.Errorf(clientv1.Reason_REASON_BUSY, op, "the cluster has %d sessions, as many as routes in etcd are good for; use storage.routes: redis", n)
+	if err := r.room(x); err != nil {
+		return store.Claim{}, err
 	}
-	ok, fresh := true, x.Epoch == 0
-	err = r.change(ctx, x.User, x.Session, func(u user) *change {
-		if fresh {
-			x.Epoch = max(u.guard.Top+1, uint64(r.now().UnixMicro()), r.table.highest()+1)
-		}
-		c, _, ok = store.Admit(u.routes, x, p)
-		if !ok || c.Standing != store.Kept {
-			return nil
-		}
+	var v verdict
+	if err := r.change(ctx, x.User, x.Session, func(u user) *change {
+		v = r.decide(u, x, p)
+		return v.change
+	}); err != nil {
+		return store.Claim{}, unavailable(ctx, op, err)
+	}
+	return r.settle(v)
+}
+
+// room refuses a session beyond those that the cluster may have.
+func (r *Routes) room(x store.Route) error {
+	if n := r.table.size(); n >= Ceiling && !r.leases.has(x.Session) {
+		return im.Errorf(clientv1.Reason_REASON_BUSY, "etcd.Claim", "the cluster has %d sessions, as many as routes in etcd are good for; use storage.routes: redis", n)
+	}
+	return nil
+}
+
+// verdict is what a claim comes to.
+type verdict struct {
+	claim   store.Claim
+	refused bool
+	change  *change // nil = none
+}
+
+// decide is what a claim does to what a user has.
+func (r *Routes) decide(u user, x store.Route, p store.Policy) (v verdict) {
+	if x.Epoch == 0 {
+		x.Epoch = max(u.guard.Top+1, uint64(r.now().UnixMicro()), r.table.highest()+1)
+	}
+	c, _, ok := store.Admit(u.routes, x, p)
+	if v.refused = !ok; ok && c.Standing == store.Kept {
 		g := u.guard
 		g.Top = max(g.Top, x.Epoch)
 		g.displace(c.Superseded, store.Superseded)
 		g.displace(c.Replaced, store.Replaced)
 		g.Logins, c.Away = g.Logins.Claim(u.routes, x, p, r.now())
-		return &change{guard: g, put: &x, remove: append(c.Superseded[:len(c.Superseded):len(c.Superseded)], c.Replaced...)}
-	})
-	switch {
-	case err != nil:
-		return store.Claim{}, unavailable(ctx, op, err)
-	case !ok:
-		return c, im.Errorf(clientv1.Reason_REASON_LOGIN_REFUSED, op, "another login is active")
+		v.change = &change{guard: g, put: &x, remove: append(c.Superseded[:len(c.Superseded):len(c.Superseded)], c.Replaced...)}
 	}
-	r.table.raise(c.Epoch)
-	return c, nil
+	v.claim = c
+	return v
+}
+
+// settle is the answer to a claim whose change, if any, is made.
+func (r *Routes) settle(v verdict) (store.Claim, error) {
+	if v.refused {
+		return v.claim, im.Errorf(clientv1.Reason_REASON_LOGIN_REFUSED, "etcd.Claim", "another login is active")
+	}
+	r.table.raise(v.claim.Epoch)
+	return v.claim, nil
 }
 
 // Refresh is store.RouteStore's. Leases keep the routes alive; this asks whether

@@ -95,6 +95,18 @@ func (r *Routes) Claim(ctx context.Context, route store.Route, p store.Policy) (
 	return c, nil
 }
 
+// ClaimMany is store.RouteStore's. A call costs nothing here.
+func (r *Routes) ClaimMany(ctx context.Context, list []store.Claiming) ([]store.Claimed, error) {
+	if len(list) > store.MaxClaims {
+		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, "memory.Claim", "more than %d claims", store.MaxClaims)
+	}
+	out := make([]store.Claimed, len(list))
+	for i, c := range list {
+		out[i].Claim, out[i].Err = r.Claim(ctx, c.Route, c.Policy)
+	}
+	return out, nil
+}
+
 // put lets a route in that has its epoch; false = the policy refuses it.
 func (s *shard) put(route store.Route, p store.Policy, now time.Time) (store.Claim, bool) {
 	u := s.users[route.User]

@@ -159,16 +159,17 @@ func (r *Routes) saw(epoch uint64) {
 	}
 }
 
-// at notes where a user has routes, for Homes and Sweep. It comes in front of the
-// claim, so that no route is ever without it.
-func at(h store.Home, users ...string) func(rueidis.Builder) rueidis.Commands {
-	return func(b rueidis.Builder) rueidis.Commands {
+// atAll notes where users have routes, for Homes and Sweep. It comes in front of the
+// claims, so that no route is ever without it.
+func atAll(users map[store.Home][]string) func(rueidis.Builder) rueidis.Commands {
+	return func(b rueidis.Builder) (cmds rueidis.Commands) {
 		seconds := int64(homeTime / time.Second)
-		return rueidis.Commands{
-			b.Sadd().Key(homeKey(h)).Member(users...).Build(),
-			b.Expire().Key(homeKey(h)).Seconds(seconds).Build(),
-			b.Hset().Key(homesKey).FieldValue().FieldValue(homeField(h), "1").Build(),
+		for h, list := range users {
+			cmds = append(cmds, b.Sadd().Key(homeKey(h)).Member(list...).Build(),
+				b.Expire().Key(homeKey(h)).Seconds(seconds).Build(),
+				b.Hset().Key(homesKey).FieldValue().FieldValue(homeField(h), "1").Build())
 		}
+		return cmds
 	}
 }
 
@@ -176,22 +177,58 @@ var modes = map[store.PolicyMode]string{store.Multi: "multi", store.KickOld: "ki
 
 // Claim is store.RouteStore's.
 func (r *Routes) Claim(ctx context.Context, x store.Route, p store.Policy) (store.Claim, error) {
-	const op = "redis.Claim"
-	rest, err := record(x)
+	out, err := r.ClaimMany(ctx, []store.Claiming{{Route: x, Policy: p}})
 	if err != nil {
 		return store.Claim{}, err
+	}
+	return out[0].Claim, out[0].Err
+}
+
+// ClaimMany is store.RouteStore's. All scripts go in one call, behind the note where
+// their users have routes.
+func (r *Routes) ClaimMany(ctx context.Context, list []store.Claiming) ([]store.Claimed, error) {
+	const op = "redis.Claim"
+	if len(list) > store.MaxClaims {
+		return nil, im.Errorf(clientv1.Reason_REASON_BAD_REQUEST, op, "more than %d claims", store.MaxClaims)
+	}
+	out := make([]store.Claimed, len(list))
+	calls, of := make([]call, 0, len(list)), make([]int, 0, len(list))
+	users := map[store.Home][]string{}
+	for i, c := range list {
+		args, err := r.claiming(c)
+		if err != nil {
+			out[i].Err = err
+			continue
+		}
+		calls, of = append(calls, call{claim.or(failpoint.EpochWithoutTime, claimWithoutTime), userKey(c.Route.User), args}), append(of, i)
+		users[c.Route.Home()] = append(users[c.Route.Home()], string(c.Route.User))
+	}
+	if len(calls) == 0 {
+		return out, nil
+	}
+	res, err := r.run(ctx, op, atAll(users), calls...)
+	if err != nil {
+		return nil, err
+	}
+	for n, i := range of {
+		out[i].Claim, out[i].Err = r.claimed(list[i].Route.User, res[n])
+	}
+	return out, nil
+}
+
+// claiming are the arguments of the script that makes a claim.
+func (r *Routes) claiming(c store.Claiming) ([]string, error) {
+	x, p := c.Route, c.Policy
+	rest, err := record(x)
+	if err != nil {
+		return nil, err
 	}
 	same := "0"
 	if p.SameClass {
 		same = "1"
 	}
-	args := append(r.base(), string(x.Session), string(x.Login), string(x.Device), string(x.Class), rest, strconv.FormatUint(x.Epoch, 10),
-		modes[p.Mode], strconv.Itoa(p.Multi), same, strconv.Itoa(p.Total))
-	res, err := r.run(ctx, op, at(x.Home(), string(x.User)), call{claim.or(failpoint.EpochWithoutTime, claimWithoutTime), userKey(x.User), args})
-	if err != nil {
-		return store.Claim{}, err
-	}
-	return r.claimed(x.User, res[0])
+	return append(r.base(), string(x.Session), string(x.Login), string(x.Device), string(x.Class), rest, strconv.FormatUint(x.Epoch, 10),
+		modes[p.Mode], strconv.Itoa(p.Multi), same, strconv.Itoa(p.Total)), nil
 }
 
 // claimed reads the answer to a claim.
@@ -284,12 +321,7 @@ func (r *Routes) refresh(ctx context.Context, routes []store.Route) ([]store.Sta
 		users[x.Home()] = append(users[x.Home()], string(x.User))
 		calls[i] = call{refresh, userKey(x.User), append(r.base(), string(x.Session), string(x.Login), string(x.Device), rest, strconv.FormatUint(x.Epoch, 10))}
 	}
-	res, err := r.run(ctx, op, func(b rueidis.Builder) (cmds rueidis.Commands) {
-		for h, list := range users {
-			cmds = append(cmds, at(h, list...)(b)...)
-		}
-		return cmds
-	}, calls...)
+	res, err := r.run(ctx, op, atAll(users), calls...)
 	if err != nil {
 		return nil, err
 	}

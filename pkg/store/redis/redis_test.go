@@ -320,6 +320,29 @@ func BenchmarkClaim(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "claims/s")
 }
 
+// BenchmarkClaimMany is the same in groups of 64, four at a time, as a gateway asks.
+func BenchmarkClaimMany(b *testing.B) {
+	server := testenv.StartRedis(b)
+	r := closing(b, open(b, server.URL()))
+	const group = 64
+	b.SetParallelism(2)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			list := make([]store.Claiming, group)
+			for i := range list {
+				u := im.UserID(rnd())
+				list[i].Route = routeOf(u, im.SessionID(u))
+			}
+			if _, err := r.ClaimMany(b.Context(), list); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+	b.ReportMetric(cpu(b)/group, "us-cpu/claim")
+	b.ReportMetric(group*float64(b.N)/b.Elapsed().Seconds(), "claims/s")
+}
+
 // BenchmarkLookup is look-ups of 500 users.
 func BenchmarkLookup(b *testing.B) {
 	server := testenv.StartRedis(b)

@@ -23,12 +23,27 @@ func scanEntry(scan func(...any) error, e *im.Entry) error {
 	if err := scan(c.places(entryCells)...); err != nil {
 		return err
 	}
+	c.entry(e)
+	return nil
+}
+
+// scanNear reads a row of sqlNear; i says which conversation it is of.
+func scanNear(scan func(...any) error, e *im.Entry) (i int64, err error) {
+	var c cells
+	if err := scan(c.places(entryCells + 1)...); err != nil {
+		return 0, err
+	}
+	c.entry(e)
+	return c.int(entryCells), nil
+}
+
+// entry takes entryColumns, the first cells of a row.
+func (c *cells) entry(e *im.Entry) {
 	*e = im.Entry{
 		Seq: im.Seq(c.int(0)), PrevSeq: im.Seq(c.int(1)), Kind: clientv1.EntryKind(c.int(2)), Countable: c.int(3) != 0, Sender: im.UserID(c.text(4)),
 		MessageID: im.MessageID(c.int(5)), ClientMessageID: unkey(c.list[6]), ServerTime: time.UnixMilli(c.int(7)), TargetSeq: im.Seq(c.int(8)),
 		ChangedSeq: im.Seq(c.int(9)), Change: c.bytes(10), Content: c.bytes(11),
 	}
-	return nil
 }
 
 // entryCells is how many columns entryColumns has.

@@ -30,7 +30,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 // changed after the commit its token names. What changes while it goes on has a
 // later commit than the one it began at, and so comes in the next walk, if not in
 // this one already. All queries see the same snapshot. Where a user stands is one
-// statement, and so is what is new in a conversation that moved a little.
+// statement, and what is new in all conversations that moved a little is another.
 func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.SyncPage, error) {
 	const op = "store.Sync"
 	if len(qs) > store.MaxSyncs {
@@ -39,8 +39,17 @@ func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.Syn
 	pages := make([]store.SyncPage, len(qs))
 	commits := s.w.committed.Load() // or a few more: what changed since comes twice
 	err := s.read(ctx, func(c *conn) (err error) {
+		walks := make([]*walk, len(qs))
 		for i := range qs {
-			if pages[i], err = c.sync(ctx, s.w.epoch, commits, qs[i]); err != nil {
+			if walks[i], err = c.begin(ctx, s.w.epoch, commits, qs[i]); err != nil {
+				return err
+			}
+		}
+		if err := c.readAhead(ctx, walks); err != nil {
+			return err
+		}
+		for i, w := range walks {
+			if pages[i], err = c.walk(ctx, w); err != nil {
 				return err
 			}
 		}
@@ -60,10 +69,20 @@ type listed struct {
 	stay
 	other   *rules.Member // direct: the other user
 	changed bool          // after the token, and not only asked for by a cursor
+	near    nearby        // if it was read ahead; nil = it was not
 }
 
-// sync answers one query. commits is the number of a commit that this snapshot has.
-func (c *conn) sync(ctx context.Context, epoch string, commits int64, q store.SyncQuery) (store.SyncPage, error) {
+// walk is a query on its way.
+type walk struct {
+	q    store.SyncQuery
+	t    rules.Token
+	list []*listed // what goes on the page
+	more bool      // there is more than that
+}
+
+// begin finds what the answer to a query names. commits is the number of a commit that
+// this snapshot has.
+func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.SyncQuery) (*walk, error) {
 	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
 	t, ok := tokens.Parse(q.Token)
 	if void := !ok || t.Epoch != epoch || t.Since > commits || t.Upto > commits; void {
@@ -77,19 +96,21 @@ func (c *conn) sync(ctx context.Context, epoch string, commits int64, q store.Sy
 	}
 	list, err := c.stays(ctx, q, t)
 	if err != nil {
-		return store.SyncPage{}, err
+		return nil, err
 	}
-	return c.walk(ctx, q, t, wanted(list, q, t))
+	w := &walk{q: q, t: t, list: wanted(list, q, t)}
+	if w.more = len(w.list) > q.Limit; w.more {
+		w.list = w.list[:q.Limit]
+	}
+	return w, nil
 }
 
-// walk returns the page that begins behind t, of list.
-func (c *conn) walk(ctx context.Context, q store.SyncQuery, t rules.Token, list []*listed) (store.SyncPage, error) {
-	p := store.SyncPage{Full: t.Since == 0}
-	if p.More = len(list) > q.Limit; p.More {
-		list = list[:q.Limit]
-	}
+// walk returns the page that a walk is about.
+func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
+	q, t := w.q, w.t
+	p := store.SyncPage{Full: t.Since == 0, More: w.more}
 	room := q.MaxBytes
-	for _, l := range list {
+	for _, l := range w.list {
 		state, err := c.state(ctx, l, q, &room)
 		if err != nil {
 			return store.SyncPage{}, err

@@ -45,6 +45,7 @@ func TestRoutes(t *testing.T, r Routes) {
 		{"a replaced login loses all its sessions", replacedByLogin},
 		{"route epochs rise for good", epochsRise},
 		{"claims of one user are one after the other", concurrentClaims},
+		{"many claims at once are each granted or refused alone", claimMany},
 		{"random claims agree with a model", routeProperty},
 		{"random ranked claims do what they say", rankedProperty},
 		{"a claim that names its epoch displaces nobody who came later", ranked},
@@ -334,6 +335,64 @@ func concurrentClaims(k *routeKit) {
 		if times != 1 {
 			k.Errorf("%s was ended %d times", s, times)
 		}
+	}
+}
+
+// claimMany makes claims that go together: of different users, of one user twice, and
+// some that are refused.
+func claimMany(k *routeKit) {
+	holder := route("held", "l1", "d1", im.Phone)
+	k.claim(holder, anyNumber)
+	var list []store.Claiming
+	var free []store.Route
+	for i := range store.MaxClaims - 4 {
+		free = append(free, route(im.UserID(fmt.Sprint("many", i)), "l", "d", im.Phone))
+		list = append(list, store.Claiming{Route: free[i], Policy: anyNumber})
+	}
+	old := route("many0", "l", "d", im.Phone) // the device of the first, from before
+	k.claim(old, anyNumber)
+	one := store.Policy{Mode: store.KickOld}
+	twice := []store.Route{route("twice", "l1", "d1", im.Phone), route("twice", "l2", "d2", im.Phone)}
+	ranked := route("held", "l1", "d1", im.Phone)
+	ranked.Epoch = 1
+	list = append(list, store.Claiming{Route: twice[0], Policy: one}, store.Claiming{Route: twice[1], Policy: one},
+		store.Claiming{Route: route("held", "l2", "d2", im.Phone), Policy: store.Policy{Mode: store.RejectNew}}, store.Claiming{Route: ranked, Policy: anyNumber})
+	out, err := k.s.ClaimMany(k.ctx(), list)
+	if err != nil || len(out) != len(list) {
+		k.Fatalf("%d answers, %v", len(out), err)
+	}
+	var users []im.UserID
+	for i, r := range free {
+		users = append(users, r.User)
+		if c := out[i]; c.Err != nil || c.Claim.Epoch == 0 || len(c.Claim.Superseded) > 0 != (i == 0) {
+			k.Errorf("claim %d: %+v", i, c)
+		}
+	}
+	k.same("the device from before", names(out[0].Claim.Superseded), old)
+	k.same("all", k.sessions(users...), free...)
+	n := len(free)
+	won := twice[0]
+	if out[n+1].Claim.Epoch > out[n].Claim.Epoch {
+		won = twice[1]
+	}
+	if out[n].Err != nil || out[n+1].Err != nil || len(out[n].Claim.Replaced)+len(out[n+1].Claim.Replaced) != 1 {
+		k.Errorf("two of one user: %+v, %+v", out[n], out[n+1])
+	}
+	k.same("two of one user", k.sessions("twice"), won)
+	if c := out[n+2]; im.ReasonOf(c.Err) != clientv1.Reason_REASON_LOGIN_REFUSED {
+		k.Errorf("under reject_new: %+v", c)
+	} else {
+		k.same("in the way", names(c.Claim.Holders), holder)
+	}
+	if c := out[n+3]; c.Err != nil || c.Claim.Standing != store.Superseded {
+		k.Errorf("one that was outranked: %+v", c)
+	}
+	k.same("nothing changed", k.sessions("held"), holder)
+	if _, err := k.s.ClaimMany(k.ctx(), make([]store.Claiming, store.MaxClaims+1)); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
+		k.Errorf("too many: %v", err)
+	}
+	if out, err := k.s.ClaimMany(k.ctx(), nil); err != nil || len(out) > 0 {
+		k.Errorf("none: %v, %v", out, err)
 	}
 }
 
