@@ -52,7 +52,7 @@ func (p *proclaimer) round(ctx context.Context, t control.Term) error {
 	if p.Gateway == nil {
 		return nil
 	}
-	if err := p.read(ctx); err != nil {
+	if ok, err := p.read(ctx); err != nil || !ok {
 		return err
 	}
 	var behind []store.Home
@@ -76,25 +76,39 @@ func (p *proclaimer) round(ctx context.Context, t control.Term) error {
 	return p.proclaim(ctx, t, behind)
 }
 
-// read takes in what is in force, if it has changed.
-func (p *proclaimer) read(ctx context.Context) error {
+// read takes in what is in force, if it has changed. It returns false if that changed
+// while it was read: a withdrawal without an announcement that came just before it
+// would make clients believe that they have both.
+func (p *proclaimer) read(ctx context.Context) (bool, error) {
 	st, err := p.Store()
 	if err != nil {
-		return err
+		return false, err
 	}
 	version, err := st.AnnouncementVersion(ctx)
-	if err != nil || p.known && version == p.version && p.epoch == st.DataEpoch() {
-		return err
+	epoch := st.DataEpoch()
+	if err != nil || p.known && version == p.version && epoch == p.epoch {
+		return err == nil, err
 	}
 	now := time.Now()
 	list, err := st.Announcements(ctx, store.AnnouncementQuery{At: now})
 	if err != nil {
-		return err
+		return false, err
 	}
 	gone, err := st.Announcements(ctx, store.AnnouncementQuery{At: now, Withdrawn: true})
 	if err != nil {
-		return err
+		return false, err
 	}
+	if after, err := st.AnnouncementVersion(ctx); err != nil || after != version || st.DataEpoch() != epoch {
+		return false, err
+	}
+	p.take(list, gone)
+	p.version, p.epoch, p.known = version, epoch, true
+	clear(p.held)
+	return true, nil
+}
+
+// take keeps lists as gateways are told them.
+func (p *proclaimer) take(list, gone []store.Announcement) {
 	p.list, p.gone = nil, nil
 	for _, a := range list {
 		p.list = append(p.list, &clientv1.Announcement{Seq: a.Seq, Text: a.Text, CreatedMs: a.Created.UnixMilli(), ExpiresMs: a.Expires.UnixMilli()})
@@ -102,10 +116,6 @@ func (p *proclaimer) read(ctx context.Context) error {
 	for _, a := range gone {
 		p.gone = append(p.gone, &clientv1.Announcement{Seq: a.Seq, Withdrawn: true, WithdrawalSeq: a.Withdrawal, ExpiresMs: a.Expires.UnixMilli()})
 	}
-	// What changed between the questions is in a list and told once more.
-	p.version, p.epoch, p.known = version, st.DataEpoch(), true
-	clear(p.held)
-	return nil
 }
 
 // deaf notes that a gateway has not taken announcements in; the caller has the lock

@@ -84,6 +84,23 @@ func TestAllGatewaysHearAnnouncements(t *testing.T) {
 	})
 }
 
+// Lists between which something changed are told nobody: they could have the
+// withdrawal that came last and not the announcement before it.
+func TestAnnouncementsThatChangeWhileTheyAreRead(t *testing.T) {
+	g := newGateway()
+	c := &counting{leads: 1, gateways: map[im.NodeID]*fakeGateway{"g": g}}
+	c.nodes(1, "g")
+	c.announce(1, "a")
+	c.set(func(c *counting) {
+		c.announced.between = func() {
+			c.announced.version = 3
+			c.announced.list = []store.Announcement{{Seq: 2, Text: "b"}}
+			c.announced.gone = []store.Announcement{{Seq: 1, Withdrawal: 3}}
+		}
+	})
+	running(t, c, func(*Scheduler, *sole) { g.heard(t, "1/3 b -1@3") })
+}
+
 // Gateways that take no announcements are counted, and warned of once a minute.
 func TestDeafGatewaysAreWarnedOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

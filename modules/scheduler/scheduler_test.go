@@ -42,6 +42,7 @@ type counting struct {
 		version int64
 		list    []store.Announcement
 		gone    []store.Announcement // taken back
+		between func()               // happens once, after list was read and before gone is
 	}
 	claims   []bool // of scheduled messages: whether all is claimed that is not settled
 	claimErr error
@@ -130,6 +131,10 @@ func (c *counting) Announcements(_ context.Context, q store.AnnouncementQuery) (
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if q.Withdrawn {
+		if happens := c.announced.between; happens != nil {
+			c.announced.between = nil
+			happens()
+		}
 		return slices.Clone(c.announced.gone), nil
 	}
 	return slices.Clone(c.announced.list), nil
