@@ -73,6 +73,9 @@ BEGIN
       END AS new_seq,
       CASE WHEN p.n = 1 THEN (firsts[p.ci] - heads[p.ci])::integer ELSE 1 END AS new_back
       FROM placed p
+  ), stamped AS ( -- first, which is done last: whoever has the row waits for nothing but the commit
+    UPDATE slot SET newest_ms = greatest(newest_ms, at_ms)
+      WHERE id = pg_backend_pid() % 64 AND EXISTS (SELECT 1 FROM numbered n WHERE n.verdict = 0)
   ), ins AS (
     INSERT INTO entry (conv, seq, message_id, server_ms, back, kind, countable, sender, client_key, body_hash, body, target_seq)
       SELECT n.num, n.new_seq, n.message_id, at_ms, n.new_back, n.kind, n.countable, n.sender, n.key, n.hash, n.body, nullif(n.target, 0)
@@ -85,9 +88,6 @@ BEGIN
     INSERT INTO feed (conv, low, high)
       SELECT n.num, min(n.new_seq) - 1, max(n.new_seq) FROM numbered n
         WHERE n.verdict = 0 AND (SELECT b.feeding FROM outbox b WHERE b.id = 1) GROUP BY n.num
-  ), stamped AS ( -- last, so that whoever has the row waits for nothing but the commit
-    UPDATE slot SET newest_ms = greatest(newest_ms, at_ms)
-      WHERE id = pg_backend_pid() % 64 AND EXISTS (SELECT 1 FROM numbered n WHERE n.verdict = 0)
   )
   SELECT n.o, n.verdict,
          CASE n.verdict WHEN 0 THEN n.new_seq ELSE n.had_seq END,
