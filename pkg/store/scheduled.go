@@ -35,10 +35,10 @@ type Schedules interface {
 	// every other state it has not changed. user is who asks, and finds its own rows
 	// only; "" = the system. Errors: ErrNotFound.
 	CancelScheduled(ctx context.Context, id int64, user im.UserID) (Scheduled, error)
-	// ClaimScheduled takes rows whose turn has come at now, the earliest first, at
-	// most limit: they are in the state ScheduledSending then. What is not settled
-	// before until comes again. With first, what earlier leaders have claimed and
-	// not settled comes at once.
+	// ClaimScheduled takes rows whose turn has come at Now, the earliest first, at
+	// most Limit: they are in the state ScheduledSending then. What is not settled
+	// before Until comes again then. With First, what was claimed and not settled comes
+	// at once, whoever claimed it; what was settled to come again keeps its time.
 	ClaimScheduled(ctx context.Context, p Proof, c ScheduledClaim) ([]Scheduled, error)
 	// SettleScheduled stores what became of claimed rows. Rows that are not in the
 	// state ScheduledSending stay as they are.
@@ -103,7 +103,7 @@ type ScheduledQuery struct {
 type ScheduledClaim struct {
 	Now, Until time.Time
 	Limit      int // 1 to MaxScheduledClaim
-	First      bool
+	First      bool // also what was claimed and not settled
 }
 
 // ScheduledResult is what became of a claimed row.

@@ -27,12 +27,12 @@ const (
 	sqlScheduledAll = `SELECT ` + scheduledColumns + ` FROM scheduled s
   WHERE (s.due_ms, s.id) > (?, ?) AND (? OR s.state IN (1, 2)) ORDER BY s.due_ms, s.id LIMIT ?`
 	sqlCancelScheduled = `UPDATE scheduled SET state = 5, ended_ms = ?1 WHERE id = ?2 AND state = 1`
-	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state = 2 AND next_ms > ?1`
+	sqlReviveScheduled = `UPDATE scheduled SET next_ms = ?1 WHERE state = 2 AND next_ms > ?1 AND token <> 0`
 	sqlTurnScheduled   = `SELECT ` + scheduledColumns + `, coalesce((SELECT u.disabled FROM user u WHERE u.id = s.sender), 0)
   FROM scheduled s WHERE s.state IN (1, 2) AND s.next_ms <= ? ORDER BY s.next_ms, s.id LIMIT ?`
 	sqlClaimScheduled  = `UPDATE scheduled SET state = 2, token = ?, next_ms = ? WHERE id = ?`
 	sqlSettleScheduled = `UPDATE scheduled SET state = ?1, reason = ?2, message_id = ?3, seq = ?4, next_ms = CASE ?1 WHEN 2 THEN ?5 ELSE next_ms END,
-  tries = tries + (?1 = 2), ended_ms = CASE ?1 WHEN 2 THEN 0 ELSE ?6 END WHERE id = ?7 AND state = 2`
+  token = CASE ?1 WHEN 2 THEN 0 ELSE token END, tries = tries + (?1 = 2), ended_ms = CASE ?1 WHEN 2 THEN 0 ELSE ?6 END WHERE id = ?7 AND state = 2`
 	sqlTrimScheduled   = `DELETE FROM scheduled WHERE id IN (SELECT id FROM scheduled WHERE state > 2 AND ended_ms < ? ORDER BY ended_ms LIMIT ?)`
 	sqlScheduledCounts = `SELECT (SELECT count(*) FROM scheduled WHERE state IN (1, 2)), coalesce((SELECT min(next_ms) FROM scheduled WHERE state IN (1, 2)), 0)`
 )

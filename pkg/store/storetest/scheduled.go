@@ -160,6 +160,8 @@ func scheduledClaims(k *kit) {
 		{ID: a.ID, State: store.ScheduledSending, Again: at.Add(time.Second / 2)},
 		{ID: c.ID, State: store.ScheduledSent, At: at}, // nobody has claimed it
 	}))
+	claim(old, at, true) // a pause is kept
+	claim(old, at.Add(time.Second/2), false, a.ID)
 	lead := k.fence("scheduler", 2).Proof()
 	if _, err := k.s.ClaimScheduled(k.ctx(), old, store.ScheduledClaim{Now: at, Until: at, Limit: 1}); !errors.Is(err, store.ErrFenced) {
 		k.Errorf("a leader that was followed claims: %v", err)
@@ -170,7 +172,7 @@ func scheduledClaims(k *kit) {
 	if _, err := k.s.TrimScheduled(k.ctx(), old, at.Add(time.Hour), 10); !errors.Is(err, store.ErrFenced) {
 		k.Errorf("a leader that was followed trims: %v", err)
 	}
-	claim(lead, at, true, a.ID) // what the former one has begun comes at once
+	claim(lead, at.Add(time.Second/2), true, a.ID) // what the former one has begun comes at once
 	claim(lead, at.Add(time.Second), false, c.ID)
 	if got, err := k.s.CancelScheduled(k.ctx(), a.ID, "anna"); err != nil || got.State != store.ScheduledSending || got.Tries != 1 {
 		k.Errorf("cancelled while it is sent: %+v, %v", got, err)

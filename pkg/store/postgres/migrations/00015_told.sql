@@ -1,10 +1,103 @@
 -- +goose Up
 
+-- claim_scheduled gives the leader rows whose turn has come; with first_ also what
+-- was claimed and not settled, by whomever. What was settled to come again has no
+-- token, and keeps its time. What somebody cancels at this moment is
+-- left for the next claim. It fails with IM005 if the fence is not as the leader says.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION imd_claim_scheduled(name_ text, token_ bigint, holder_ text, now_ bigint, until_ bigint, most integer, first_ boolean)
+RETURNS SETOF scheduled LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM 1 FROM fence f WHERE f.name = name_ AND f.token = token_ AND f.holder = holder_ FOR SHARE;
+  IF NOT FOUND THEN
+    RAISE SQLSTATE 'IM005' USING MESSAGE = 'another one leads';
+  END IF;
+  IF first_ THEN
+    UPDATE scheduled s SET next_ms = now_ WHERE s.state = 2 AND s.next_ms > now_ AND s.token <> 0;
+  END IF;
+  RETURN QUERY
+    WITH turn AS (
+      SELECT s.id FROM scheduled s WHERE s.state IN (1, 2) AND s.next_ms <= now_ ORDER BY s.next_ms, s.id LIMIT most FOR UPDATE SKIP LOCKED
+    )
+    UPDATE scheduled s SET state = 2, token = token_, next_ms = until_ FROM turn t WHERE s.id = t.id RETURNING s.*;
+END $$;
+-- +goose StatementEnd
+
+-- settle_scheduled stores what became of claimed rows; false if the fence is not as
+-- the leader says. What comes again is nobody's until then.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION imd_settle_scheduled(name_ text, token_ bigint, holder_ text, ids bigint[], states smallint[], nexts bigint[], reasons smallint[],
+  messages bigint[], seqs bigint[], ats bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM 1 FROM fence f WHERE f.name = name_ AND f.token = token_ AND f.holder = holder_ FOR SHARE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  PERFORM 1 FROM scheduled s WHERE s.id = ANY (ids) ORDER BY s.next_ms, s.id FOR NO KEY UPDATE; -- in the order of claims
+  UPDATE scheduled s SET state = d.state, reason = d.reason, message_id = d.message, seq = d.seq,
+      next_ms = CASE WHEN d.state = 2 THEN d.next ELSE s.next_ms END,
+      token = CASE WHEN d.state = 2 THEN 0 ELSE s.token END,
+      tries = s.tries + CASE WHEN d.state = 2 THEN 1 ELSE 0 END,
+      ended_ms = CASE WHEN d.state = 2 THEN 0 ELSE d.at END
+    FROM unnest(ids, states, nexts, reasons, messages, seqs, ats) AS d (id, state, next, reason, message, seq, at)
+    WHERE s.id = d.id AND s.state = 2;
+  RETURN true;
+END $$;
+-- +goose StatementEnd
+
+-- Number of the withdrawal in the sequence of announcements; 0 = there was none, or
+-- before withdrawals had numbers.
+ALTER TABLE announcement ADD COLUMN withdrawal bigint NOT NULL DEFAULT 0;
+
+-- What is in force, and what has ended, is found by its time.
+CREATE INDEX announcement_expires ON announcement (expires_ms);
+CREATE INDEX announcement_withdrawn ON announcement (withdrawn_ms) WHERE withdrawn_ms > 0;
+CREATE INDEX announcement_withdrawal ON announcement (withdrawal) WHERE withdrawal > 0;
+
+-- withdraw ends an announcement that is in force at a time. It takes the next number
+-- of the sequence, so that who has been told up to a number knows what is new.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION imd_withdraw(seq_ bigint, at_ms bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM 1 FROM announcing a WHERE a.id = 1 FOR NO KEY UPDATE;
+  UPDATE announcement x SET withdrawn_ms = at_ms, withdrawal = a.last_seq + 1 FROM announcing a
+    WHERE a.id = 1 AND x.seq = seq_ AND x.withdrawn_ms = 0 AND x.expires_ms > at_ms;
+  IF FOUND THEN
+    UPDATE announcing SET last_seq = last_seq + 1, version = version + 1 WHERE id = 1;
+  END IF;
+END $$;
+-- +goose StatementEnd
+
+-- expire is what it was, but that the oldest go first of each kind.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION imd_expire(name_ text, token_ bigint, holder_ text, at_ms bigint, most integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  n bigint;
+  gone bigint;
+BEGIN
+  IF NOT imd_proven(name_, token_, holder_) THEN
+    RETURN -1;
+  END IF;
+  DELETE FROM revocation r USING (SELECT x.user_id, x.login FROM revocation x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
+    WHERE r.user_id = o.user_id AND r.login = o.login;
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  DELETE FROM session s USING (SELECT x.user_id, x.login, x.device FROM session x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
+    WHERE s.user_id = o.user_id AND s.login = o.login AND s.device = o.device;
+  GET DIAGNOSTICS n = ROW_COUNT;
+  gone := gone + n;
+  DELETE FROM mute m USING (SELECT x.user_id, x.conversation_id FROM mute x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
+    WHERE m.user_id = o.user_id AND m.conversation_id = o.conversation_id;
+  GET DIAGNOSTICS n = ROW_COUNT;
+  RETURN gone + n;
+END $$;
+-- +goose StatementEnd
+
 -- The user has, or may have, been told of this or of an older message of the
--- conversation, and has not read it since. Up to now tries said so, which also
--- count those that were refused.
+-- conversation, and has not read it since; of what was sent or is withdrawn its
+-- state says so. Up to now tries did for the others, which also count those that were
+-- refused. This comes last, because it keeps everybody from the table until the end.
 ALTER TABLE push ADD COLUMN told boolean NOT NULL DEFAULT false;
-UPDATE push SET told = true WHERE tries > 0 OR state IN (2, 3);
+UPDATE push SET told = true WHERE tries > 0 AND state IN (1, 4);
 
 -- mark moves positions of present members up and never past the head. What users
 -- were told of and have read is to be withdrawn.
@@ -89,8 +182,7 @@ END $$;
 -- since; false if the fence is not any more as the caller says. Next state 0 = the
 -- row is not needed any more. A row that went while its user was told was read:
 -- it comes back to be withdrawn. One that has got a newer message meanwhile
--- remembers that its user may have been told of the older one. The function with
--- the same name and without tolds serves nodes of the version before.
+-- remembers that its user may have been told of the older one.
 -- +goose StatementBegin
 CREATE FUNCTION imd_settle_pushes(fence_ text, token_ bigint, holder_ text, users text[], convs text[], seqs bigint[], states smallint[], nexts smallint[],
   dues bigint[], tries_ integer[], ids bigint[], senders text[], tolds boolean[]) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -117,6 +209,18 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- The same for nodes of the version before, which say of no try whether the user may
+-- have been told by it: all that keep the row may have.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION imd_settle_pushes(fence_ text, token_ bigint, holder_ text, users text[], convs text[], seqs bigint[], states smallint[], nexts smallint[],
+  dues bigint[], tries_ integer[], ids bigint[], senders text[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN imd_settle_pushes(fence_, token_, holder_, users, convs, seqs, states, nexts, dues, tries_, ids, senders,
+    ARRAY(SELECT u.state = 1 AND (u.next = 2 OR u.next > 0 AND u.tries > 0)
+      FROM unnest(states, nexts, tries_) WITH ORDINALITY AS u (state, next, tries, n) ORDER BY u.n));
+END $$;
+-- +goose StatementEnd
+
 -- mute keeps pushes of a conversation away from a member until a time, and drops
 -- what is due; a time that is past lifts it. false if the user is no member. The
 -- mark of what the user may have been told stays, to be withdrawn.
@@ -136,74 +240,5 @@ BEGIN
   DELETE FROM push p WHERE p.user_id = who_ AND p.conversation_id = conv_ AND p.state IN (1, 4) AND NOT p.told;
   UPDATE push p SET state = 2 WHERE p.user_id = who_ AND p.conversation_id = conv_ AND p.state IN (1, 4);
   RETURN true;
-END $$;
--- +goose StatementEnd
-
--- claim_scheduled gives the leader rows whose turn has come; with first_ also what
--- was claimed and not settled, by whomever. What somebody cancels at this moment is
--- left for the next claim. It fails with IM005 if the fence is not as the leader says.
--- +goose StatementBegin
-CREATE OR REPLACE FUNCTION imd_claim_scheduled(name_ text, token_ bigint, holder_ text, now_ bigint, until_ bigint, most integer, first_ boolean)
-RETURNS SETOF scheduled LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM 1 FROM fence f WHERE f.name = name_ AND f.token = token_ AND f.holder = holder_ FOR SHARE;
-  IF NOT FOUND THEN
-    RAISE SQLSTATE 'IM005' USING MESSAGE = 'another one leads';
-  END IF;
-  IF first_ THEN
-    UPDATE scheduled s SET next_ms = now_ WHERE s.state = 2 AND s.next_ms > now_;
-  END IF;
-  RETURN QUERY
-    WITH turn AS (
-      SELECT s.id FROM scheduled s WHERE s.state IN (1, 2) AND s.next_ms <= now_ ORDER BY s.next_ms, s.id LIMIT most FOR UPDATE SKIP LOCKED
-    )
-    UPDATE scheduled s SET state = 2, token = token_, next_ms = until_ FROM turn t WHERE s.id = t.id RETURNING s.*;
-END $$;
--- +goose StatementEnd
-
--- Number of the withdrawal in the sequence of announcements; 0 = there was none, or
--- before withdrawals had numbers.
-ALTER TABLE announcement ADD COLUMN withdrawal bigint NOT NULL DEFAULT 0;
-
--- What is in force, and what has ended, is found by its time.
-CREATE INDEX announcement_expires ON announcement (expires_ms);
-CREATE INDEX announcement_withdrawn ON announcement (withdrawn_ms) WHERE withdrawn_ms > 0;
-CREATE INDEX announcement_withdrawal ON announcement (withdrawal) WHERE withdrawal > 0;
-
--- withdraw ends an announcement that is in force at a time. It takes the next number
--- of the sequence, so that who has been told up to a number knows what is new.
--- +goose StatementBegin
-CREATE OR REPLACE FUNCTION imd_withdraw(seq_ bigint, at_ms bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM 1 FROM announcing a WHERE a.id = 1 FOR NO KEY UPDATE;
-  UPDATE announcement x SET withdrawn_ms = at_ms, withdrawal = a.last_seq + 1 FROM announcing a
-    WHERE a.id = 1 AND x.seq = seq_ AND x.withdrawn_ms = 0 AND x.expires_ms > at_ms;
-  IF FOUND THEN
-    UPDATE announcing SET last_seq = last_seq + 1, version = version + 1 WHERE id = 1;
-  END IF;
-END $$;
--- +goose StatementEnd
-
--- expire is what it was, but that the oldest go first of each kind.
--- +goose StatementBegin
-CREATE OR REPLACE FUNCTION imd_expire(name_ text, token_ bigint, holder_ text, at_ms bigint, most integer) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  n bigint;
-  gone bigint;
-BEGIN
-  IF NOT imd_proven(name_, token_, holder_) THEN
-    RETURN -1;
-  END IF;
-  DELETE FROM revocation r USING (SELECT x.user_id, x.login FROM revocation x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
-    WHERE r.user_id = o.user_id AND r.login = o.login;
-  GET DIAGNOSTICS gone = ROW_COUNT;
-  DELETE FROM session s USING (SELECT x.user_id, x.login, x.device FROM session x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
-    WHERE s.user_id = o.user_id AND s.login = o.login AND s.device = o.device;
-  GET DIAGNOSTICS n = ROW_COUNT;
-  gone := gone + n;
-  DELETE FROM mute m USING (SELECT x.user_id, x.conversation_id FROM mute x WHERE x.until_ms <= at_ms ORDER BY x.until_ms LIMIT most FOR UPDATE SKIP LOCKED) o
-    WHERE m.user_id = o.user_id AND m.conversation_id = o.conversation_id;
-  GET DIAGNOSTICS n = ROW_COUNT;
-  RETURN gone + n;
 END $$;
 -- +goose StatementEnd
