@@ -39,8 +39,10 @@ const (
 	// and forgetMost how many go at once.
 	forgetEvery = 10 * time.Second
 	forgetMost  = 1000
-	// openShare is how many times as long as counting took nothing is counted again.
+	// openShare is how many times as long as counting took nothing is counted again,
+	// and openOld the longest time that nothing is.
 	openShare = 50
+	openOld   = time.Minute
 )
 
 // dueAgain are the pauses between tries to send a message.
@@ -279,7 +281,7 @@ func (s *Scheduler) countOpen(ctx context.Context, st Messages) error {
 	if err != nil {
 		return err
 	}
-	s.schedule.next.Store(now.Add(openShare * time.Since(now)).UnixNano())
+	s.schedule.next.Store(now.Add(min(openShare*time.Since(now), openOld)).UnixNano())
 	s.schedule.open.Set(float64(n.Open))
 	over := 0.0
 	if !n.Next.IsZero() {

@@ -90,6 +90,21 @@ func TestEndedScheduledMessagesGo(t *testing.T) {
 	})
 }
 
+// Counting what is open takes a small share of the time, and is done every minute.
+func TestOpenScheduledMessagesAreCounted(t *testing.T) {
+	for took, want := range map[time.Duration]int64{time.Millisecond: 60, time.Second: 12, 10 * time.Second: 10} {
+		c := &counting{}
+		c.slow.Store(int64(took))
+		running(t, c, func(*Scheduler, *sole) {
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			if n := c.counts.Load(); n < want || n > want+2 {
+				t.Errorf("where counting takes %v: %d times in 10 minutes, want %d", took, n, want)
+			}
+		})
+	}
+}
+
 // The first claim of a term, and the first one after an error, also takes what was
 // claimed before: the answer may have been lost.
 func TestClaimsWhoseAnswerIsLost(t *testing.T) {

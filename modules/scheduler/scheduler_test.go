@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +38,9 @@ type counting struct {
 	away  bool // the rows of jobs cannot be read
 	old   int  // events that are too old
 	ended int  // scheduled messages that ended long ago
+
+	slow   atomic.Int64 // how long counting scheduled messages takes
+	counts atomic.Int64 // how often they were counted
 
 	announced struct {
 		version int64
@@ -107,6 +111,8 @@ func (c *counting) SettleScheduled(context.Context, store.Proof, []store.Schedul
 	return nil
 }
 func (c *counting) ScheduledCounts(context.Context) (store.ScheduledCounts, error) {
+	c.counts.Add(1)
+	time.Sleep(time.Duration(c.slow.Load()))
 	return store.ScheduledCounts{Open: 3, Next: time.Now().Add(-time.Minute)}, nil
 }
 

@@ -28,9 +28,11 @@ const (
 	// clocks differ. It is sent at once then.
 	scheduleLate = time.Minute
 	// scheduleCount is how long it is remembered how many messages are scheduled, and
-	// scheduleShare how many times as long as counting them took, if that is longer.
+	// scheduleShare how many times as long as counting them took, if that is longer,
+	// but no longer than scheduleOld.
 	scheduleCount = time.Second
 	scheduleShare = 50
+	scheduleOld   = 15 * time.Second
 	// schedulePage is how many a page has if nobody says it.
 	schedulePage = 100
 )
@@ -59,7 +61,7 @@ type scheduled struct {
 func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if now := time.Now(); now.Sub(n.asked) > max(scheduleCount, scheduleShare*n.took) {
+	if now := time.Now(); now.Sub(n.asked) > min(max(scheduleCount, scheduleShare*n.took), scheduleOld) {
 		before := n.asked
 		n.asked = now
 		n.mu.Unlock()
@@ -71,8 +73,14 @@ func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (boo
 		}
 		n.open, n.took = counts.Open, time.Since(now)
 	}
-	n.open++ // if it is refused all the same, the next count knows
-	return n.open > most, nil
+	return n.open >= most, nil
+}
+
+// add counts one that was stored.
+func (n *scheduled) add() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open++
 }
 
 // Schedule keeps a message that is to be sent later; see StateService.
@@ -106,6 +114,9 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	})
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
+	}
+	if !before {
+		c.scheduled.add()
 	}
 	return &v1.ScheduleResponse{Scheduled: wireScheduled(&m), Duplicate: before}, nil
 }

@@ -102,7 +102,7 @@ type ScheduledQuery struct {
 // ScheduledClaim says what a leader takes.
 type ScheduledClaim struct {
 	Now, Until time.Time
-	Limit      int // 1 to MaxScheduledClaim
+	Limit      int  // 1 to MaxScheduledClaim
 	First      bool // also what was claimed and not settled
 }
 
