@@ -42,7 +42,8 @@ func (s Service) Withdraw(ctx context.Context, r *imdv1.WithdrawRequest) (*imdv1
 }
 
 // ListAnnouncements pages through announcements, the newest page first. A page
-// token is the number that the page ends before.
+// token is the number that the page ends before. A node of an older version has the
+// first page only: that is unavailable.
 func (s Service) ListAnnouncements(ctx context.Context, r *imdv1.ListAnnouncementsRequest) (*imdv1.ListAnnouncementsResponse, error) {
 	const op = "announce.ListAnnouncements"
 	ask := &v1.ListAnnouncementsRequest{Limit: r.Limit}
@@ -59,6 +60,9 @@ func (s Service) ListAnnouncements(ctx context.Context, r *imdv1.ListAnnouncemen
 	res, err := s.Directory.ListAnnouncements(ctx, ask)
 	if err != nil {
 		return nil, err
+	}
+	if n := len(res.Announcements); ask.BeforeSeq > 0 && n > 0 && res.Announcements[n-1].Seq >= ask.BeforeSeq {
+		return nil, im.Errorf(clientv1.Reason_REASON_UNAVAILABLE, op, "the state node that answered is of an older version, which knows the first page only; ask again when all nodes are updated")
 	}
 	out := &imdv1.ListAnnouncementsResponse{Announcements: res.Announcements}
 	if res.More && len(res.Announcements) > 0 {

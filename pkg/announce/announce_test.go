@@ -14,11 +14,12 @@ import (
 type shelf struct {
 	Directory
 	last int64
+	old  bool // knows nothing of pages
 }
 
 func (s shelf) ListAnnouncements(_ context.Context, r *v1.ListAnnouncementsRequest) (*v1.ListAnnouncementsResponse, error) {
 	top := s.last
-	if r.BeforeSeq > 0 {
+	if r.BeforeSeq > 0 && !s.old {
 		top = r.BeforeSeq - 1
 	}
 	low := max(1, top-int64(r.Limit)+1)
@@ -56,5 +57,17 @@ func TestPagesOfAnnouncements(t *testing.T) {
 		if _, err := (Service{Directory: shelf{last: 9}}).ListAnnouncements(t.Context(), r); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
 			t.Errorf("%v: %v", r, err)
 		}
+	}
+}
+
+// A node of an older version, which answers with the first page whatever is asked,
+// does not send its caller round and round.
+func TestPagesOfAnOlderVersion(t *testing.T) {
+	s := Service{Directory: shelf{last: 9, old: true}}
+	if res, err := s.ListAnnouncements(t.Context(), &imdv1.ListAnnouncementsRequest{Limit: 3}); err != nil || len(res.Announcements) != 3 {
+		t.Errorf("the first page: %v, %v", res, err)
+	}
+	if _, err := s.ListAnnouncements(t.Context(), &imdv1.ListAnnouncementsRequest{Limit: 3, PageToken: "7"}); im.ReasonOf(err) != clientv1.Reason_REASON_UNAVAILABLE {
+		t.Errorf("the second: %v", err)
 	}
 }
