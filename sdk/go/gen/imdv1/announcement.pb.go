@@ -366,7 +366,8 @@ func (x *ListAnnouncementsRequest) GetPageToken() string {
 type ListAnnouncementsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Announcements []*AnnouncementInfo    `protobuf:"bytes,1,rep,name=announcements,proto3" json:"announcements,omitempty"`
-	// For the page with those before; empty = there are none.
+	// For the page with those before; empty = there are none, else there may be some:
+	// the next page may be empty.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

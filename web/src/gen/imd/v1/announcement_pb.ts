@@ -192,7 +192,8 @@ export type ListAnnouncementsResponse = Message<"imd.v1.ListAnnouncementsRespons
   announcements: AnnouncementInfo[];
 
   /**
-   * For the page with those before; empty = there are none.
+   * For the page with those before; empty = there are none, else there may be some:
+   * the next page may be empty.
    *
    * @generated from field: string next_page_token = 2;
    */
