@@ -16,7 +16,8 @@
 //     entry: new messages would seem older than those before them, and ids could
 //     come twice.
 //   - A database that several servers could reach has one (tenancy.go): the nodes
-//     of one control plane.
+//     of one control plane. Two clusters with the same controlplane.cluster are not
+//     told apart.
 //
 // # Failure
 //

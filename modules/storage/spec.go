@@ -39,8 +39,8 @@ func Spec(drivers Drivers) module.Spec {
 	}
 }
 
-// serverOf names the server that a node is of: all nodes of one cluster are one, and
-// a node with a control plane of its own is one by itself.
+// serverOf names the server that a node is of: all nodes of one cluster, by its name,
+// are one, and a node with a control plane of its own is one by itself.
 func serverOf(env *module.Env) string {
 	if env.Joined {
 		return "cluster " + env.Cluster

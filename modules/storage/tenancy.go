@@ -28,7 +28,9 @@ const (
 
 // tenancy is the use of a database by one server, so that two that know nothing of
 // each other do not both take it: each would deliver to its own users only, and
-// their schedulers would hinder each other.
+// their schedulers would hinder each other. Nodes of two control planes with the same
+// controlplane.cluster are taken for one server: the id of an etcd cluster would tell
+// them apart, but is not known while etcd is away, and another one after a restore.
 type tenancy struct {
 	store  store.Occupiable
 	server string
@@ -78,6 +80,7 @@ func occupied(by string) error {
 func (t *tenancy) keep(ctx context.Context) error {
 	tick := time.NewTicker(tenancyStep)
 	defer tick.Stop()
+	said, warned := time.Now(), false
 	for {
 		select {
 		case <-ctx.Done():
@@ -87,7 +90,14 @@ func (t *tenancy) keep(ctx context.Context) error {
 		switch by, _, err := t.occupy(ctx); {
 		case err == nil && by != t.server:
 			return occupied(by)
-		case err != nil && ctx.Err() == nil:
+		case err == nil:
+			said, warned = time.Now(), false
+		case ctx.Err() != nil:
+		case !warned && time.Since(said) > tenancyTime:
+			warned = true
+			t.log.Warn("the database could not be told for a while that it is used: another server could take it, and this one would end; it is tried again",
+				zap.Duration("since", time.Since(said)), obs.Err(err))
+		default:
 			t.log.Debug("the database was not told that it is used; it is tried again", obs.Err(err))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/imdhq/imd/pkg/store"
 )
@@ -140,6 +141,33 @@ func TestAServerThatWasSilentGivesWay(t *testing.T) {
 		synctest.Wait()
 		if err := stop(); !errors.Is(err, store.ErrOtherServer) || !strings.Contains(err.Error(), "node b") {
 			t.Errorf("the first is told: %v", err)
+		}
+	})
+}
+
+// A server that cannot say for its whole time that it uses the database warns of it,
+// once each time.
+func TestAServerThatIsSilentWarns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &house{}
+		core, logs := observer.New(zap.WarnLevel)
+		x := tenant(h, "node a")
+		x.log = zap.New(core)
+		if err := x.begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		stop := lives(t, x)
+		for i, away := range []time.Duration{tenancyTime - time.Second, time.Hour, time.Minute} {
+			h.fail(errors.New("away"))
+			time.Sleep(away)
+			h.fail(nil)
+			time.Sleep(tenancyStep + time.Second)
+			if n := logs.Len(); n != i {
+				t.Errorf("%d warnings when the database was away for the time number %d", n, i)
+			}
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
 		}
 	})
 }
