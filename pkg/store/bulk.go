@@ -114,10 +114,20 @@ type PushRow struct {
 }
 
 // ScheduledRow is a message that is to be sent later as it is stored. Who claimed it
-// is not copied.
+// is not copied, nor whether it waits to be sent again: the first claim of a leader
+// takes all that were begun.
 type ScheduledRow struct {
 	Scheduled
 	Turn time.Time // when it is tried next
+}
+
+// Token is that of the claim with which the row is stored: of nobody, but a claim, if
+// its sending has begun; else 0.
+func (r *ScheduledRow) Token() int64 {
+	if r.State == ScheduledSending {
+		return -1
+	}
+	return 0
 }
 
 // AnnouncedUpTo is how far announcements are. There is one row.

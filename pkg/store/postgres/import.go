@@ -290,10 +290,10 @@ func copyLater(ctx context.Context, t pgx.Tx, b *store.Batch) error {
 			r := &b.PushRows[i]
 			return []any{string(r.User), string(r.Conversation), int64(r.Seq), int64(r.MessageID), string(r.Sender), int16(r.State), millis(r.At), millis(r.Due), int32(r.Tries), r.Told}
 		}),
-		load(ctx, t, "scheduled", []string{"id", "due_ms", "next_ms", "created_ms", "ended_ms", "tries", "state", "reason", "message_id", "seq",
+		load(ctx, t, "scheduled", []string{"id", "due_ms", "next_ms", "created_ms", "ended_ms", "token", "tries", "state", "reason", "message_id", "seq",
 			"sender", "conversation_id", "peer", "request_id", "client_id", "body_hash", "body"}, len(b.Later), func(i int) []any {
 			r := &b.Later[i]
-			return []any{r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), int32(r.Tries), int16(r.State), int16(r.Reason), int64(r.MessageID), int64(r.Seq),
+			return []any{r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), r.Token(), int32(r.Tries), int16(r.State), int16(r.Reason), int64(r.MessageID), int64(r.Seq),
 				string(r.Sender), string(r.Conversation), string(r.Peer), string(r.RequestID), string(r.ClientMessageID), r.BodyHash[:], r.Content}
 		}),
 		load(ctx, t, "announcement", []string{"seq", "created_ms", "expires_ms", "withdrawn_ms", "withdrawal", "request_id", "body"}, len(b.Posted), func(i int) []any {

@@ -139,7 +139,7 @@ const (
 	sqlImportOnline = `INSERT INTO user_online (user_id) VALUES (?)`
 	sqlImportPush   = `INSERT INTO push (user_id, conversation_id, seq, message_id, sender, state, at_ms, due_ms, tries, told) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlImportLater  = `INSERT INTO scheduled (id, due_ms, next_ms, created_ms, ended_ms, token, tries, state, reason, message_id, seq, sender, conversation_id,
-  peer, request_id, client_id, body_hash, body) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+  peer, request_id, client_id, body_hash, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlImportPosted = `INSERT INTO announcement (seq, created_ms, expires_ms, withdrawn_ms, withdrawal, request_id, body) VALUES (?, ?, ?, ?, ?, ?, ?)`
 	sqlImportUpTo   = `UPDATE announcing SET last_seq = ?, version = ? WHERE id = 1`
 )
@@ -211,7 +211,7 @@ func importLater(b *store.Batch, put func(query string, args ...any)) {
 	}
 	for i := range b.Later {
 		r := &b.Later[i]
-		put(sqlImportLater, r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), r.Tries, r.State, r.Reason, r.MessageID, r.Seq,
+		put(sqlImportLater, r.ID, millis(r.Due), millis(r.Turn), millis(r.Created), millis(r.Ended), r.Token(), r.Tries, r.State, r.Reason, r.MessageID, r.Seq,
 			string(r.Sender), string(r.Conversation), string(r.Peer), string(r.RequestID), string(r.ClientMessageID), r.BodyHash[:], r.Content)
 	}
 	for _, r := range b.Posted {
