@@ -320,7 +320,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
-	own.Go(func() { failed <- g.front.run() })
+	own.Go(func() {
+		failed <- g.front.run()
+		g.front.wg.Wait()
+	})
 	own.Go(func() { failed <- g.answer() })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })
