@@ -11,6 +11,10 @@
 // Reading. A few read-only connections answer from a snapshot and never wait
 // for the writer.
 //
+// Log. Another connection copies pages from the log into the database while the
+// writer goes on (checkpointer). The writer stands still only for the last of
+// them, after which the log begins anew: a few milliseconds once in 6,000 pages.
+//
 // Versions. Each commit has the next number of one counter, and every row that
 // a user's list of conversations is made of carries the number of the commit
 // that changed it last. With one writer the numbers become visible in their

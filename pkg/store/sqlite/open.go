@@ -52,7 +52,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
-		"wal_autocheckpoint(8000)", "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+		fmt.Sprintf("wal_autocheckpoint(%d)", logPagesAtMost), "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{w: w, readers: make(chan *conn, readers)}
+	cp, err := beginCheckpoints(w, o.Path, o.Log)
+	if err != nil {
+		return nil, errors.Join(err, rdb.Close())
+	}
+	s := &Store{w: w, readers: make(chan *conn, readers), checkpoints: cp}
 	s.intake.Know = s.knowAll
 	for range readers {
 		c := &conn{db: rdb}

@@ -30,6 +30,8 @@ type Store struct {
 	all     []*conn    // every reader
 	intake  rules.Intake
 	closing atomic.Bool
+
+	checkpoints *checkpointer
 }
 
 var _ store.MessageStore = (*Store)(nil)
@@ -113,6 +115,7 @@ func (s *Store) Ping(ctx context.Context) error { return fault("store.Ping", s.w
 func (s *Store) Close() error {
 	s.closing.Store(true)
 	s.intake.Close()
+	s.checkpoints.end()
 	s.w.turn <- struct{}{}
 	defer func() { <-s.w.turn }()
 	if s.w.closed {
@@ -127,7 +130,7 @@ func (s *Store) Close() error {
 	for _, c := range s.all {
 		s.readers <- c // calls that come too late are told so
 	}
-	errs = append(errs, s.all[0].db.Close(), s.w.stop())
+	errs = append(errs, s.all[0].db.Close(), s.w.stop(), s.checkpoints.free())
 	return errors.Join(errs...)
 }
 

@@ -1,0 +1,128 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/obs"
+)
+
+const (
+	// checkpointPause is the time between two looks at what was committed, and
+	// checkpointCommits is for how many commits one copies.
+	checkpointPause   = 250 * time.Millisecond
+	checkpointCommits = 16
+	// logPages is how many pages the log may hold before it begins anew, in
+	// which the writer waits for a moment.
+	logPages = 6000
+	// logPagesAtMost is when the writer itself copies, after its commit: a single
+	// transaction was large, or nobody else could.
+	logPagesAtMost = 32_000
+)
+
+// checkpointer copies pages from the log into the database while the writer goes
+// on, so that hardly any are left when the writer has to wait: the log begins anew
+// only when all of it is copied, which takes the writer's turn.
+type checkpointer struct {
+	w    *writer
+	log  *zap.Logger
+	conn conn
+	// data is the database file, to flush it beside the writer. It is closed after
+	// all connections: closing it gives up their locks.
+	data *os.File
+	seen int64 // commits at the last look
+	sick bool  // the last copy failed
+
+	once       sync.Once
+	quit, done chan struct{}
+}
+
+// beginCheckpoints copies until end.
+func beginCheckpoints(w *writer, path string, log *zap.Logger) (*checkpointer, error) {
+	db, err := connect(path, 1, "rw", "busy_timeout(5000)", "synchronous(FULL)")
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.Open(path)
+	if err != nil {
+		return nil, errors.Join(fileFault(path, err), db.Close())
+	}
+	c := &checkpointer{w: w, log: log, conn: conn{db: db}, data: data, seen: w.committed.Load(), quit: make(chan struct{}), done: make(chan struct{})}
+	go c.run()
+	return c, nil
+}
+
+// end waits for a copy that is under way, and closes the connection. The file
+// stays open until free.
+func (c *checkpointer) end() {
+	c.once.Do(func() { close(c.quit) })
+	<-c.done
+}
+
+// free closes the file; no connection may be open any more.
+func (c *checkpointer) free() error { return c.data.Close() }
+
+func (c *checkpointer) run() {
+	defer close(c.done)
+	tick := time.NewTicker(checkpointPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.quit:
+			if err := errors.Join(c.conn.drop(), c.conn.db.Close()); err != nil {
+				c.log.Debug("the connection for checkpoints was not closed in order", obs.Err(err))
+			}
+			return
+		case <-tick.C:
+		}
+		now := c.w.committed.Load()
+		if now-c.seen < checkpointCommits {
+			continue
+		}
+		c.seen = now
+		err := c.look()
+		if err != nil && !c.sick { // the writer copies when the log is too long, and says what is wrong
+			c.log.Warn("pages are not copied from the log into the database; the log grows until the writer does it", obs.Err(err))
+		}
+		c.sick = err != nil
+	}
+}
+
+// look copies what can be copied beside the writer, and all if the log is long.
+func (c *checkpointer) look() error {
+	pages, err := c.copy()
+	if err != nil || pages < logPages {
+		return err
+	}
+	if err := c.data.Sync(); err != nil { // what is left to flush then is little
+		return err
+	}
+	select {
+	case c.w.turn <- struct{}{}:
+	case <-c.quit:
+		return nil
+	}
+	defer func() { <-c.w.turn }()
+	_, err = c.copy()
+	return err
+}
+
+// copy copies pages up to the oldest that a reader still needs, and returns how
+// many the log holds.
+func (c *checkpointer) copy() (pages int64, err error) {
+	if err := c.conn.open(context.Background()); err != nil {
+		return 0, err
+	}
+	var busy, copied int64
+	err = c.conn.row("PRAGMA wal_checkpoint(PASSIVE)", nil, &busy, &pages, &copied)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return 0, errors.Join(err, c.conn.drop())
+	}
+	return pages, nil
+}
