@@ -135,6 +135,7 @@ func (k *keeper) run(ctx context.Context) {
 	defer tick.Stop()
 	var r round
 	var ask checks
+	end := false // of a round: incomplete groups are asked about too
 	began, memory, asked := time.Now(), "", time.Time{}
 	for {
 		select {
@@ -165,10 +166,11 @@ func (k *keeper) run(ctx context.Context) {
 		due := r.due(now)
 		k.refresh(ctx, due)
 		ask.add(due)
-		if next := ask.next(r.done(now)); len(next) > 0 {
+		end = end || r.done(now)
+		if next := ask.next(end); len(next) > 0 {
 			select {
 			case groups <- next:
-				ask = slices.Clone(ask[len(next):])
+				ask, end = slices.Clone(ask[len(next):]), false
 			default: // it has not answered yet
 			}
 		}
