@@ -50,16 +50,21 @@ func (g *Gateway) open(w http.ResponseWriter, r *http.Request) *session {
 	addr := g.clientAddr(r)
 	enc, no := g.examine(r, addr)
 	if no == nil {
-		no = g.enter(r.Context(), addr)
+		no = g.enter(w, r, addr)
 	}
 	if no != nil {
 		g.m.handshakes.WithLabelValues(no.result).Inc()
 		no.write(w)
 		return nil
 	}
+	begun := false
+	defer func() {
+		if !begun {
+			g.admission.leave(addr, true)
+		}
+	}()
 	s := newSession(g, &wire{}, enc, addr)
 	if no := s.headerToken(r); no != nil {
-		g.admission.leave(addr, true)
 		g.m.handshakes.WithLabelValues(no.result).Inc()
 		no.write(w)
 		return nil
@@ -71,7 +76,6 @@ func (g *Gateway) open(w http.ResponseWriter, r *http.Request) *session {
 		OnPingReceived:     func(context.Context, []byte) bool { return s.pinged() },
 	})
 	if err != nil {
-		g.admission.leave(addr, true)
 		g.m.handshakes.WithLabelValues("bad_handshake").Inc()
 		if s.wire.Conn != nil {
 			_ = s.wire.Conn.Close()
@@ -79,7 +83,7 @@ func (g *Gateway) open(w http.ResponseWriter, r *http.Request) *session {
 		return nil
 	}
 	ws.SetReadLimit(int64(enc.MaxEnvelope()))
-	s.ws, s.pending = ws, true
+	s.ws, s.pending, begun = ws, true, true
 	s.attach(s.wire.Conn)
 	g.hub.open(s)
 	g.m.connections.Inc()
@@ -118,14 +122,19 @@ func (g *Gateway) examine(r *http.Request, addr netip.Addr) (protocol.Encoding, 
 	return enc, nil
 }
 
-// enter asks for admission, and waits for it if need be.
-func (g *Gateway) enter(ctx context.Context, addr netip.Addr) *denial {
+// enter asks for admission, and waits for it if need be. Who has left meanwhile is not
+// let in.
+func (g *Gateway) enter(w http.ResponseWriter, r *http.Request, addr netip.Addr) *denial {
 	verdict, n := g.admission.enter(addr)
 	if n != nil {
-		ctx, cancel := context.WithCancel(ctx)
+		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		defer context.AfterFunc(g.ctx, cancel)()
 		verdict = g.admission.await(ctx, n, enterWait)
+		if a, ok := w.(*answer); ok && verdict == admitted && a.left() {
+			g.admission.leave(addr, true)
+			return &denial{http.StatusServiceUnavailable, "unavailable", "the client has left", minWait, "left"}
+		}
 	}
 	switch verdict {
 	case nodeFull:

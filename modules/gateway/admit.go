@@ -22,6 +22,10 @@ const (
 	// back to be late again.
 	joinsWaiting = 32_768
 	joinWait     = 5 * time.Second
+	// joinsApart is how many logins that need more than their group gives them work at
+	// once: a holder of the place is probed, or the rank is noted. Others wait for
+	// joinWait.
+	joinsApart = 128
 )
 
 // entrant is a login on its way to a session.
@@ -45,26 +49,54 @@ func tooMany() *refusal {
 	return &refusal{reason: "busy", msg: "too many log in at once", after: pauses()}
 }
 
+// gone is the refusal of one whose session has ended; nobody reads it.
+func gone() *refusal { return &refusal{reason: "gone", msg: "the session has ended"} }
+
+// lost reports whether a claim was refused because others have the place.
+func lost(err error) bool { return im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED }
+
 // joinMany admits logins, registers their sessions, claims their routes and admits
 // them again, each time all of them in one call. The order matters: whoever is
 // admitted after the claim can be found by a revocation, and whoever can be found
-// here before the claim misses no delivery that looks the route up.
+// here before the claim misses no delivery that looks the route up. Who has ended
+// meanwhile claims nothing, which would displace another.
 func (g *Gateway) joinMany(batch []*entrant) {
-	g.admitAll(batch)
-	in := make([]*entrant, 0, len(batch))
-	for _, j := range batch {
-		if j.no == nil {
-			j.s.subscribe()
-			in = append(in, j)
-		}
+	g.admitAll(staying(batch))
+	in := staying(batch)
+	for _, j := range in {
+		j.s.subscribe()
 	}
 	g.claimAll(in)
-	g.admitAll(slices.DeleteFunc(in, func(j *entrant) bool {
-		return j.err != nil && im.ReasonOf(j.err) == clientv1.Reason_REASON_LOGIN_REFUSED
-	}))
+	g.admitAll(slices.DeleteFunc(in, func(j *entrant) bool { return lost(j.err) }))
 	for _, j := range batch {
 		j.done <- struct{}{}
 	}
+}
+
+// staying is those who are not refused, and refuses those whose sessions have ended.
+func staying(list []*entrant) []*entrant {
+	out := make([]*entrant, 0, len(list))
+	for _, j := range list {
+		if j.no == nil && !j.s.live() {
+			j.no = gone()
+		}
+		if j.no == nil {
+			out = append(out, j)
+		}
+	}
+	return out
+}
+
+// turn waits for the turn of a login that needs more than its group gives it; give gives
+// it back. no = there is none.
+func (s *session) turn(j *entrant) (give func(), no *refusal) {
+	if j.no != nil || !lost(j.err) && !s.g.tuned.Get().strict {
+		return func() {}, nil
+	}
+	if !s.g.apart.take(s.g.ctx, s.g.joins.age) {
+		return func() {}, tooMany()
+	}
+	return s.g.apart.give, nil
 }
 
 // claimAll claims the places of many.

@@ -8,14 +8,27 @@ import (
 )
 
 // However much bulk work comes at once, one piece for each processor is done at a
-// time, all of it is done, and who waits for the network goes on among the pieces.
+// time, all of it is done, and who waits for the network goes on among the pieces; other
+// programs may keep it from that once, not every time.
 func TestBulkLeavesRoomForOthers(t *testing.T) {
+	const pieces = 3000
+	var let int64
+	for range 5 {
+		if let = goesOnAmong(t, pieces); let >= pieces/100 {
+			return
+		}
+	}
+	t.Errorf("another one went on %d times during %d pieces", let, pieces)
+}
+
+// goesOnAmong does pieces of bulk work, and returns how often another one went on.
+func goesOnAmong(t *testing.T, pieces int64) (let int64) {
+	t.Helper()
 	b := newBulk()
 	if err := b.open(); err != nil {
 		t.Fatal(err)
 	}
 	defer b.close()
-	const pieces = 3000
 	var at, most, done atomic.Int64
 	var wg sync.WaitGroup
 	y, err := newYielder()
@@ -34,7 +47,6 @@ func TestBulkLeavesRoomForOthers(t *testing.T) {
 			})
 		})
 	}
-	var let int64 // how often another one went on
 	for ; done.Load() < pieces; let++ {
 		y.yield()
 	}
@@ -42,7 +54,5 @@ func TestBulkLeavesRoomForOthers(t *testing.T) {
 	if n := int64(min(runtime.GOMAXPROCS(0), maxShards)); most.Load() > n {
 		t.Errorf("%d pieces were done at once", most.Load())
 	}
-	if let < pieces/100 {
-		t.Errorf("another one went on %d times during %d pieces", let, pieces)
-	}
+	return let
 }

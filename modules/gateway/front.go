@@ -8,9 +8,14 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -18,9 +23,6 @@ const (
 	// headRoom is the longest request that the front reads. It is also what the HTTP
 	// server reads at once, so that nothing read here is left behind there.
 	headRoom = 4 << 10
-	// acceptPause is how long nothing is accepted after an error that may go away, at
-	// most, like descriptors at an end.
-	acceptPause = time.Second
 )
 
 // front stands before the HTTP server and takes the upgrades of plain connections
@@ -36,6 +38,7 @@ type front struct {
 	done  chan struct{}
 	end   func() error
 	wg    sync.WaitGroup
+	told  time.Time // when the log was told last that nothing is accepted; of run
 
 	mu      sync.Mutex
 	reading map[net.Conn]struct{} // nil = closed
@@ -75,33 +78,52 @@ func (f *front) close() error {
 	return err
 }
 
-// run takes connections until the listener is closed; nil = it was closed by Close.
+// run takes connections until the listener is closed or fails for good; nil = it was
+// closed by Close. The goroutines of what it took are in wg.
 func (f *front) run() error {
-	defer f.wg.Wait()
-	pause := time.Duration(0)
+	var pause acceptRest
 	for {
 		c, err := f.ln.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-		case errors.Is(err, net.ErrClosed):
-			select {
-			case <-f.done:
+		if err != nil {
+			if f.closed() {
 				return nil
-			default:
+			}
+			if !passes(err) {
 				return err
 			}
-		default:
-			if pause = min(max(2*pause, 5*time.Millisecond), acceptPause); !f.rests(pause) {
+			f.tell(err)
+			if !f.rests(pause.next()) {
 				return nil
 			}
 			continue
 		}
+		pause = 0
 		if t, ok := c.(*net.TCPConn); ok && f.plain {
 			f.wg.Go(func() { f.serve(t) })
 		} else {
 			f.pass(c)
 		}
+	}
+}
+
+func (f *front) closed() bool {
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// tell logs an error that may go away, once a minute at most; that there are no files
+// is told by doorstep.
+func (f *front) tell(err error) {
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return
+	}
+	if now := time.Now(); now.Sub(f.told) > time.Minute {
+		f.told = now
+		f.g.Log.Warn("connections are not taken for now", obs.Err(err))
 	}
 }
 
@@ -161,8 +183,18 @@ func (f *front) serve(c *net.TCPConn) {
 }
 
 // open reads the request and answers it, or passes the connection on; nil = there is
-// no session.
-func (f *front) open(c *net.TCPConn) *session {
+// no session. Like the HTTP server it outlives a request that finds a fault in it.
+func (f *front) open(c *net.TCPConn) (s *session) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			s = nil
+			f.g.m.handshakes.WithLabelValues("fault").Inc()
+			f.g.Log.Error("a request for a session was given up", zap.Any("panic", fault), zap.Stack("stack"))
+			f.letGo(c)
+			_ = c.Close()
+			f.g.follow(c, http.StateClosed)
+		}
+	}()
 	if !f.hold(c) {
 		_ = c.Close()
 		return nil
@@ -191,7 +223,7 @@ func (f *front) open(c *net.TCPConn) *session {
 	f.g.sockets.heard(c)
 	r.RemoteAddr = c.RemoteAddr().String()
 	a := answer{c: c, in: h.in}
-	s := f.g.open(&a, r)
+	s = f.g.open(&a, r)
 	f.g.follow(c, a.finish())
 	return s
 }
@@ -251,7 +283,7 @@ func (h *head) request(data []byte) *http.Request {
 	h.in.Reset(&h.from)
 	r, err := http.ReadRequest(h.in)
 	if err != nil || r.URL.Path != protocol.Path || r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.ContentLength != 0 ||
-		len(r.TransferEncoding) > 0 || r.Host == "" || !hasToken(r.Header, "Upgrade", "websocket") || r.Header.Get("Expect") != "" {
+		len(r.TransferEncoding) > 0 || !plainHost(r.Host) || !hasToken(r.Header, "Upgrade", "websocket") || r.Header.Get("Expect") != "" {
 		return nil
 	}
 	return r
@@ -281,6 +313,17 @@ func plainText(data []byte) bool {
 		}
 	}
 	return hosts == 1
+}
+
+// plainHost reports whether the host is one of which the server finds nothing wrong.
+func plainHost(host string) bool {
+	for _, b := range []byte(host) {
+		letter := b|0x20 >= 'a' && b|0x20 <= 'z'
+		if !letter && (b < '0' || b > '9') && !strings.ContainsRune(".:-_[]", rune(b)) {
+			return false
+		}
+	}
+	return host != ""
 }
 
 // answer writes the answer to an upgrade: the switch of protocols, or a refusal, after
@@ -324,6 +367,20 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	return a.c, bufio.NewReadWriter(a.in, nil), nil
+}
+
+// left reports whether the client has closed its side, and so waits for no answer.
+func (a *answer) left() (gone bool) {
+	raw, err := a.c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		var one [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		gone = n == 0 && err == nil || err != nil && !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR)
+	})
+	return gone || err != nil
 }
 
 // finish writes the refusal, if it is one, and closes the connection. It returns what

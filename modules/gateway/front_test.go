@@ -2,13 +2,23 @@ package gateway
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -48,6 +58,9 @@ func TestHeadsThatTheFrontReads(t *testing.T) {
 		{"no host", strings.Replace(good, "Host: h\r\n", "", 1), false},
 		{"two hosts", strings.Replace(good, "Host: h\r\n", "Host: h\r\nHOST: h\r\n", 1), false},
 		{"an empty host", strings.Replace(good, "Host: h\r\n", "Host:\r\n", 1), false},
+		{"a host and its port", strings.Replace(good, "Host: h", "Host: [::1]:80", 1), true},
+		{"a host that is none", strings.Replace(good, "Host: h", "Host: h<h>", 1), false},
+		{"a host with a blank", strings.Replace(good, "Host: h", "Host: h h", 1), false},
 		{"no upgrade", strings.Replace(good, "Upgrade: websocket\r\n", "", 1), false},
 		{"a body", strings.Replace(good, "\r\n\r\n", "\r\nContent-Length: 3\r\n\r\n", 1), false},
 		{"a body in chunks", strings.Replace(good, "\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\n\r\n", 1), false},
@@ -117,6 +130,11 @@ func TestRequestsHoweverTheyCome(t *testing.T) {
 		_, _ = io.WriteString(c, strings.Replace(good, "Host:", "Host: evil\r\nHost:", 1))
 		answered(c, r, http.StatusBadRequest)
 	})
+	t.Run("with a host that is none", func(t *testing.T) {
+		c, r := raw(t, w)
+		_, _ = io.WriteString(c, strings.Replace(good, "Host: "+host, "Host: a\"b", 1))
+		answered(c, r, http.StatusBadRequest)
+	})
 	t.Run("with a key that is none", func(t *testing.T) {
 		c, r := raw(t, w)
 		_, _ = io.WriteString(c, strings.Replace(good, "dGhlIHNhbXBsZSBub25jZQ==", "short", 1))
@@ -181,6 +199,128 @@ func TestAnAddressIsTakenAlone(t *testing.T) {
 		t.Errorf("the address is not given back: %v", err)
 	} else {
 		_ = l.Close()
+	}
+}
+
+// failing is a listener whose Accept fails with the errors one after the other, and with
+// the last one for ever.
+type failing struct {
+	net.Listener
+	mu    sync.Mutex
+	errs  []error
+	asked int
+}
+
+func (f *failing) Accept() (net.Conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	err := f.errs[0]
+	if len(f.errs) > 1 {
+		f.errs = f.errs[1:]
+	}
+	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", err)}
+}
+
+func (f *failing) Close() error { return nil }
+
+// An error of accepting that goes away is told once a minute and waited out, and one
+// that does not ends the front.
+func TestErrorsOfAccepting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen, logs := observer.New(zap.WarnLevel)
+		front := func(errs ...error) *front {
+			return newFront(&Gateway{Deps: Deps{Log: zap.New(seen)}}, &failing{errs: errs}, true)
+		}
+		began := time.Now()
+		if err := front(syscall.EINTR, syscall.ENOBUFS, syscall.EMFILE, syscall.EINVAL).run(); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("it ends with %v", err)
+		}
+		if took := time.Since(began); took != 35*time.Millisecond || logs.Len() != 1 {
+			t.Errorf("after %v, and the log has %v", took, logs.All())
+		}
+		f := front(syscall.ENOMEM)
+		ended := make(chan error)
+		go func() { ended <- f.run() }()
+		time.Sleep(130 * time.Second)
+		_ = f.Close()
+		if err := <-ended; err != nil || logs.Len() != 1+3 {
+			t.Errorf("it ends with %v, and the log has %d lines", err, logs.Len())
+		}
+	})
+}
+
+// Several listeners that fail rest, each of them, and what they say is not kept for
+// one who asks later.
+func TestErrorsOfAcceptingDoNotAddUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := make([]net.Listener, 4)
+		for i := range all {
+			all[i] = &failing{errs: []error{syscall.EMFILE, syscall.EMFILE, syscall.EMFILE, syscall.EMFILE, syscall.EMFILE, syscall.EMFILE, syscall.EINVAL}}
+		}
+		ln := merge(all)
+		defer ln.Close()
+		time.Sleep(10 * time.Second)
+		for range all {
+			if _, err := ln.Accept(); !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("a stale error: %v", err)
+			}
+		}
+		for _, l := range all {
+			if n := l.(*failing).asked; n != 7 {
+				t.Errorf("it was asked %d times", n)
+			}
+		}
+	})
+}
+
+// doubtful is a verifier with a fault.
+type doubtful struct{ verifier }
+
+func (d doubtful) Verify(token string, now time.Time) (auth.Claims, error) {
+	if token == "trap" {
+		panic("a fault")
+	}
+	return d.verifier.Verify(token, now)
+}
+
+// A request that finds a fault ends alone, and leaves nothing counted.
+func TestARequestThatFindsAFaultEndsAlone(t *testing.T) {
+	w := beginTuned(t, func(g *Gateway) { g.Verifier = doubtful{g.Verifier} }, func(c *Config) { c.MaxUnauthenticated = 1 })
+	c, r := raw(t, w)
+	_, _ = io.WriteString(c, strings.Replace(handshake("h", protocol.SubprotocolProto), "\r\n\r\n", "\r\nAuthorization: Bearer trap\r\n\r\n", 1))
+	if _, err := r.ReadByte(); err == nil {
+		t.Error("it was answered")
+	}
+	w.session(t, protocol.Proto, "ann", "d")
+	if n := testutil.ToFloat64(w.g.m.handshakes.WithLabelValues("fault")); n != 1 || w.g.sockets.waits() != 0 {
+		t.Errorf("%v faults, %d sockets", n, w.g.sockets.waits())
+	}
+}
+
+// A client that gives up in the line is not let in.
+func TestAClientThatGivesUpInTheLine(t *testing.T) {
+	w := begin(t, func(c *Config) { c.MaxUnauthenticated = 1 })
+	good := handshake(w.g.Addr().String(), protocol.SubprotocolProto)
+	first := testenv.Dial(t, w.base(), protocol.Proto)
+	waiting := func() int {
+		w.g.admission.mu.Lock()
+		defer w.g.admission.mu.Unlock()
+		return w.g.admission.inLine
+	}
+	gone, _ := raw(t, w)
+	_, _ = io.WriteString(gone, good)
+	eventually(t, "it waits", func() bool { return waiting() == 1 })
+	stays, r := raw(t, w)
+	_, _ = io.WriteString(stays, good)
+	eventually(t, "both wait", func() bool { return waiting() == 2 })
+	_ = gone.Close()
+	first.Close()
+	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+		t.Errorf("who stays is answered %v, %v", res, err)
+	}
+	if n := testutil.ToFloat64(w.g.m.handshakes.WithLabelValues("left")); n != 1 {
+		t.Errorf("%v have left", n)
 	}
 }
 

@@ -132,6 +132,7 @@ type Gateway struct {
 	announcer *announcer
 	typing    *typing
 	joins     *gather[*entrant]
+	apart     turns // of logins that need more than their group gives them
 	releases  turns // of routes that are given back
 	kicks     *kicks
 	requests  *gather[job] // other than syncs
@@ -195,7 +196,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
-	g.joins = newJoins(g)
+	g.joins, g.apart = newJoins(g), make(turns, joinsApart)
 	m.watchRequests(d.Reg, g)
 	m.watchCertificate(d.Reg, g)
 	g.releases = make(turns, releasesAtOnce)
@@ -320,7 +321,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	defer stop()
 	var own sync.WaitGroup
-	own.Go(func() { failed <- g.front.run() })
+	own.Go(func() {
+		failed <- g.front.run()
+		g.front.wg.Wait()
+	})
 	own.Go(func() { failed <- g.answer() })
 	own.Go(func() { failed <- g.lot.Run() })
 	own.Go(func() { g.wheel.run(work, (*session).wake) })

@@ -149,11 +149,21 @@ func (s *session) join(c auth.Claims) *refusal {
 	if !j.claimed {
 		return j.no
 	}
+	give, full := s.turn(j)
+	defer give()
+	if full != nil {
+		if j.no = full; lost(j.err) {
+			return full
+		}
+	}
 	claim, no := s.claim(j)
 	if no != nil {
 		return no
 	}
-	if no = j.no; no == nil {
+	if no = j.no; no == nil && !s.live() {
+		no = gone()
+	}
+	if no == nil {
 		claim, no = s.prove(claim)
 	}
 	if no != nil {

@@ -31,6 +31,9 @@ const (
 	askTime = time.Second
 	// refreshBatch is how many routes one call refreshes.
 	refreshBatch = 500
+	// checksWaiting is how many logins may wait to be looked up again; whose turn comes
+	// while there is no room has the next one.
+	checksWaiting = 4096
 	// lateClaims is how many places are claimed at once afterwards.
 	lateClaims = 32
 )
@@ -101,11 +104,38 @@ func (r *round) due(now time.Time) []*session {
 // done reports whether the next round may begin.
 func (r *round) done(now time.Time) bool { return len(r.left) == 0 && now.Sub(r.begin) >= r.over }
 
-// run works until ctx is done.
+// checks is the sessions whose logins are to be looked up again. They are asked about
+// in full groups.
+type checks []*session
+
+// add notes those for whom there is room.
+func (c *checks) add(due []*session) { *c = append(*c, due[:min(len(due), checksWaiting-len(*c))]...) }
+
+// next is those who can be asked about: full groups, or everybody at the end of a round.
+func (c checks) next(end bool) []*session {
+	if end {
+		return c
+	}
+	return c[:len(c)-len(c)%joinsAtOnce]
+}
+
+// run works until ctx is done. Logins are looked up beside it, so that a directory that
+// does not answer holds up no route.
 func (k *keeper) run(ctx context.Context) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	groups := make(chan []*session)
+	defer close(groups)
+	beside.Go(func() {
+		for sessions := range groups {
+			k.readmit(ctx, sessions)
+		}
+	})
 	tick := time.NewTicker(keepStep)
 	defer tick.Stop()
 	var r round
+	var ask checks
+	end := false // of a round: incomplete groups are asked about too
 	began, memory, asked := time.Now(), "", time.Time{}
 	for {
 		select {
@@ -135,7 +165,15 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		due := r.due(now)
 		k.refresh(ctx, due)
-		k.readmit(ctx, due)
+		ask.add(due)
+		end = end || r.done(now)
+		if next := ask.next(end); len(next) > 0 {
+			select {
+			case groups <- next:
+				ask, end = slices.Clone(ask[len(next):]), false
+			default: // it has not answered yet
+			}
+		}
 		if r.done(now) {
 			over := k.refreshing
 			if now.Sub(began) < youngTime {

@@ -44,7 +44,7 @@ type place struct {
 func (s *session) claim(j *entrant) (store.Claim, *refusal) {
 	policy, claim, err := s.policy(), j.claim, j.err
 	again := []*entrant{j}
-	for try := 1; im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED && try < claimTries && s.g.evict(claim.Holders); try++ {
+	for try := 1; lost(err) && try < claimTries && s.g.evict(claim.Holders) && s.live(); try++ {
 		s.g.claimAll(again)
 		if j.err == nil {
 			s.g.admitAll(again)
@@ -58,7 +58,7 @@ func (s *session) claim(j *entrant) (store.Claim, *refusal) {
 		s.place = place{true, claim.Epoch, since}
 		s.mu.Unlock()
 		return claim, nil
-	case im.ReasonOf(err) == clientv1.Reason_REASON_LOGIN_REFUSED:
+	case lost(err):
 		return claim, refuse("login_refused", "another login has the place")
 	case im.ReasonOf(err) == clientv1.Reason_REASON_BUSY:
 		s.g.Log.Warn("a session was refused: the route store is full", obs.Session(s.id), obs.Err(err))

@@ -104,6 +104,7 @@ func (s *senders) add(ctx context.Context, node im.NodeID, d parcel) {
 	for len(o.waiting) > 0 && (o.frames+d.frames > maxWaiting || o.bytes+d.bytes > maxWaitingBytes) {
 		s.m.dropped.WithLabelValues("gateway").Add(float64(o.waiting[0].frames))
 		o.gone(o.waiting[0])
+		o.waiting[0] = parcel{} // the array may live for long
 		o.waiting = o.waiting[1:]
 		s.waiting--
 	}

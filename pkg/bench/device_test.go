@@ -101,6 +101,21 @@ func TestHandover(t *testing.T) {
 	}
 }
 
+// A message that is shown twice makes up for none that is lost, and one that is late is
+// not lost.
+func TestRepeatsHideNoLoss(t *testing.T) {
+	h := &handover{devices: make([]handed, 2)}
+	h.devices[0].stored = 5
+	for _, made := range []time.Duration{1, 2, 2, 4, 3, 4} { // 5 is lost
+		if !h.devices[1].show(made) {
+			h.repeated++
+		}
+	}
+	if got := h.result(); got.Lost != 1 || got.Repeated != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A device that comes back to a server with another history begins anew and
 // says so.
 func TestResync(t *testing.T) {

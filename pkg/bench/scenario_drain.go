@@ -88,11 +88,12 @@ type handover struct {
 // handed is what is known of one device.
 type handed struct {
 	moved  bool
-	down   time.Duration // since when it has no connection; 0 = it has one
-	gap    time.Duration // in all, until it had moved
-	stored int64         // of its messages
-	shown  int64         // of those of the one device that writes to it
-	last   time.Duration // when the last one shown was made
+	down   time.Duration              // since when it has no connection; 0 = it has one
+	gap    time.Duration              // in all, until it had moved
+	stored int64                      // of its messages
+	shown  int64                      // of those of the one device that writes to it, each once
+	last   time.Duration              // when the last one shown was made
+	seen   map[time.Duration]struct{} // when each one shown was made
 }
 
 // partner is whom the i-th device writes to.
@@ -130,14 +131,24 @@ func (h *handover) prepare(d *device) {
 		}
 	}
 	d.onShown = func(text []byte) {
-		at.shown++
-		if made, ok := stampOf(text); ok {
-			if at.shown > 1 && made <= at.last {
-				h.repeated++
-			}
-			at.last = made
+		if made, ok := stampOf(text); ok && !at.show(made) {
+			h.repeated++
 		}
 	}
+}
+
+// show takes note of a message that is shown; false = it was already, or a later one
+// was. A repeated one makes up for none that is lost.
+func (at *handed) show(made time.Duration) bool {
+	behind := at.shown > 0 && made <= at.last
+	if _, again := at.seen[made]; !again {
+		at.shown++
+	}
+	if at.seen == nil {
+		at.seen = map[time.Duration]struct{}{}
+	}
+	at.seen[made], at.last = struct{}{}, made
+	return !behind
 }
 
 // up takes note of a new connection of a device.

@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -64,6 +65,55 @@ func TestValue(t *testing.T) {
 	step(recheck, "three", false, 2)
 	if v.Get() != "three" {
 		t.Error("Get and Look differ")
+	}
+}
+
+// While one reads files that do not come, the others get what was read last.
+func TestALoadThatHangsHoldsUpNobodyElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	put := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("one")
+	var clock atomic.Int64
+	reading, free := make(chan struct{}), make(chan struct{})
+	var loads atomic.Int64
+	v, err := Read(Source[string]{Paths: []string{path}, Now: func() time.Time { return time.Unix(clock.Load(), 0) }, Warn: func(err error) { t.Error(err) },
+		Load: func() (string, error) {
+			if loads.Add(1) > 1 {
+				reading <- struct{}{}
+				<-free
+			}
+			text, err := os.ReadFile(path)
+			return string(text), err
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("another")
+	clock.Add(10)
+	first := make(chan string)
+	go func() { first <- v.Get() }()
+	<-reading
+	for range 3 {
+		clock.Add(10)
+		other := make(chan string, 1)
+		go func() { other <- v.Get() }()
+		select {
+		case got := <-other:
+			if got != "one" {
+				t.Errorf("meanwhile it is %q", got)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("another one waits for the files")
+		}
+	}
+	close(free)
+	if got := <-first; got != "another" || v.Get() != "another" || loads.Load() != 2 {
+		t.Errorf("%q after %d loads", got, loads.Load())
 	}
 }
 

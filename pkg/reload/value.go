@@ -27,11 +27,12 @@ type Source[T any] struct {
 type Value[T any] struct {
 	Source[T]
 
-	mu     sync.Mutex
-	value  T
-	bad    bool
-	stamp  string
-	looked time.Time
+	mu      sync.Mutex
+	value   T
+	bad     bool
+	stamp   string
+	looked  time.Time
+	looking bool // somebody looks at the files; the others take what there is
 }
 
 // Read reads the files for the first time. The error is that of Load.
@@ -52,27 +53,51 @@ func (v *Value[T]) Get() T {
 }
 
 // Look is Get, and tells whether the files have changed since into something
-// that cannot be used.
+// that cannot be used. Who finds that they are due looks at them; the others do not
+// wait for that, and get what was read last.
 func (v *Value[T]) Look() (value T, bad bool) {
+	if last, due := v.begin(); due {
+		v.look(last)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.value, v.bad
+}
+
+// begin reports whether the caller is to look at the files, and how they were last
+// time.
+func (v *Value[T]) begin() (stamp string, due bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	now := v.Now()
-	if now.Sub(v.looked) < recheck {
-		return v.value, v.bad
+	if v.looking || now.Sub(v.looked) < recheck {
+		return "", false
 	}
-	v.looked = now
+	v.looking, v.looked = true, now
+	return v.stamp, true
+}
+
+// look reads the files if they have changed.
+func (v *Value[T]) look(last string) {
+	defer func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.looking = false
+	}()
 	stamp := v.stamps()
-	if stamp == v.stamp {
-		return v.value, v.bad
+	if stamp == last {
+		return
 	}
-	v.stamp = stamp
 	next, err := v.Load()
-	if v.bad = err != nil; v.bad {
+	if err != nil {
 		v.Warn(err)
-		return v.value, true
 	}
-	v.value = next
-	return next, false
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.stamp, v.bad = stamp, err != nil
+	if err == nil {
+		v.value = next
+	}
 }
 
 // stamps changes when one of the files does.
