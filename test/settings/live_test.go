@@ -1,9 +1,12 @@
 package settings
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -92,6 +95,7 @@ func TestEverySettingIsLive(t *testing.T) {
 		{[]string{"gateway.limits.conversation_rate", "gateway.limits.conversation_burst"}, conversationRate},
 		{[]string{"gateway.limits.connection_rate", "gateway.limits.connection_burst"}, connectionRate},
 		{[]string{"gateway.limits.accept_rate", "gateway.limits.accept_burst"}, acceptRate},
+		{[]string{"gateway.limits.tls_rate", "gateway.limits.tls_burst"}, tlsRate},
 		{[]string{"receipt.max_members"}, receipts},
 		{[]string{"presence.offline_after"}, offlineAfter},
 		{[]string{"presence.return_after", "gateway.ping_interval", "gateway.pong_timeout"}, returnAfter},
@@ -249,6 +253,34 @@ func acceptRate(t *testing.T, l live) {
 		return
 	}
 	t.Error("one for each processor pass, and more")
+}
+
+// tlsRate has a node of its own, as the one of the others has no certificate.
+func tlsRate(t *testing.T, _ live) {
+	ca, dir := testenv.NewAuthority(t), t.TempDir()
+	ca.Serve(t, dir, time.Now().Add(time.Hour))
+	l := live{testenv.Start(t, "--set", "gateway.tls.cert_file="+dir+"/cert.pem", "--set", "gateway.tls.key_file="+dir+"/key.pem"), t}
+	u, err := url.Parse(l.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed := func() (n int) {
+		for range runtime.NumCPU() + 1 {
+			d := tls.Dialer{NetDialer: &net.Dialer{Timeout: testenv.Patience}, Config: &tls.Config{RootCAs: ca.Pool()}}
+			if c, err := d.DialContext(t.Context(), "tcp", u.Host); err == nil {
+				n++
+				_ = c.Close()
+			}
+		}
+		return n
+	}
+	if n := passed(); n != runtime.NumCPU()+1 {
+		t.Errorf("%d of %d handshakes pass without a limit that matters", n, runtime.NumCPU()+1)
+	}
+	l.set("gateway.limits.tls_rate", "0.001", "gateway.limits.tls_burst", "1")
+	if n := passed(); n > runtime.NumCPU() { // one for each processor, and no more
+		t.Errorf("%d of %d handshakes pass", n, runtime.NumCPU()+1)
+	}
 }
 
 func userRate(t *testing.T, l live) {
