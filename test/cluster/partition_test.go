@@ -81,7 +81,9 @@ func TestPartitionedMember(t *testing.T) {
 		t.Logf("%d of %d met silence and went on elsewhere", resynced(hasty, control.ResyncStale), len(hasty))
 		hosts[at].Heal()
 		free = append(append(free, hasty...), pinned, alert)
-		all(time.Minute, free...) // the member finds the others again first, between tries that the network swallowed
+		// The member finds the others again first, between tries that the network swallowed;
+		// and a watch of who is patient that got lost meanwhile is silent for a minute.
+		all(100*time.Second, free...)
 		for _, f := range free {
 			f.journal.ordered(t, f.who)
 		}
