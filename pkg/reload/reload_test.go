@@ -68,6 +68,35 @@ func TestValue(t *testing.T) {
 	}
 }
 
+// What could not be read for a passing reason is read again, though the files have not
+// changed since; each reason is told once.
+func TestWhatFailedIsTriedAgain(t *testing.T) {
+	now, told, why, loads := time.Now(), []string{}, error(nil), 0
+	path := filepath.Join(t.TempDir(), "f")
+	v, err := Read(Source[int]{Paths: []string{path}, Now: func() time.Time { return now },
+		Warn: func(err error) { told = append(told, err.Error()) },
+		Load: func() (int, error) { loads++; return loads, why }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	denied := errors.New("permission denied")
+	for i, step := range []struct {
+		after time.Duration
+		why   error
+		want  int
+		told  int
+	}{{recheck, denied, 1, 1}, {recheck, denied, 1, 1}, {recheck, errors.New("too many open files"), 1, 2}, {recheck, denied, 1, 3},
+		{recheck / 2, nil, 1, 3}, {recheck / 2, nil, 6, 3}, {recheck, nil, 6, 3}} {
+		now, why = now.Add(step.after), step.why
+		if got, bad := v.Look(); got != step.want || bad != (step.want == 1) || len(told) != step.told {
+			t.Errorf("step %d: %d, bad %v, told %q; want %d, told %d", i, got, bad, told, step.want, step.told)
+		}
+	}
+}
+
 // While one reads files that do not come, the others get what was read last.
 func TestALoadThatHangsHoldsUpNobodyElse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")

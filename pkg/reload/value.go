@@ -19,7 +19,8 @@ type Source[T any] struct {
 	Load func() (T, error)
 	// Now is the clock.
 	Now func() time.Time
-	// Warn is told, once for each change, why changed files cannot be used.
+	// Warn is told why changed files cannot be used: once for each change of them
+	// or of the reason.
 	Warn func(error)
 }
 
@@ -29,16 +30,22 @@ type Value[T any] struct {
 
 	mu      sync.Mutex
 	value   T
-	bad     bool
-	stamp   string
+	last    seen
 	looked  time.Time
 	looking bool // somebody looks at the files; the others take what there is
+}
+
+// seen is how the files were when somebody looked, and why they could not be used;
+// nil = they could.
+type seen struct {
+	stamp string
+	err   error
 }
 
 // Read reads the files for the first time. The error is that of Load.
 func Read[T any](s Source[T]) (*Value[T], error) {
 	v := &Value[T]{Source: s}
-	v.stamp, v.looked = v.stamps(), s.Now()
+	v.last.stamp, v.looked = v.stamps(), s.Now()
 	var err error
 	if v.value, err = s.Load(); err != nil {
 		return nil, err
@@ -61,40 +68,41 @@ func (v *Value[T]) Look() (value T, bad bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.value, v.bad
+	return v.value, v.last.err != nil
 }
 
 // begin reports whether the caller is to look at the files, and how they were last
 // time.
-func (v *Value[T]) begin() (stamp string, due bool) {
+func (v *Value[T]) begin() (last seen, due bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	now := v.Now()
 	if v.looking || now.Sub(v.looked) < recheck {
-		return "", false
+		return seen{}, false
 	}
 	v.looking, v.looked = true, now
-	return v.stamp, true
+	return v.last, true
 }
 
-// look reads the files if they have changed.
-func (v *Value[T]) look(last string) {
+// look reads the files if they have changed, or could not be used: what was in the
+// way, such as permissions, may go without a change of them.
+func (v *Value[T]) look(last seen) {
 	defer func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.looking = false
 	}()
 	stamp := v.stamps()
-	if stamp == last {
+	if stamp == last.stamp && last.err == nil {
 		return
 	}
 	next, err := v.Load()
-	if err != nil {
+	if err != nil && (stamp != last.stamp || last.err == nil || err.Error() != last.err.Error()) {
 		v.Warn(err)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.stamp, v.bad = stamp, err != nil
+	v.last = seen{stamp, err}
 	if err == nil {
 		v.value = next
 	}
