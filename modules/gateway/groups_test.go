@@ -190,6 +190,29 @@ func TestDeliveriesWaitForTheList(t *testing.T) {
 	}
 }
 
+// What waits for a list went to nobody yet, and the answer says that it waits.
+func TestTheAnswerSaysWhatWaitsForAList(t *testing.T) {
+	w, r := beginGroup(t)
+	alice := w.session(t, protocol.Proto, "alice", "d")
+	r.gate = make(chan struct{})
+	direct := toGroup(3, nil)
+	direct.ConversationId, direct.SessionIds = "d_1", []string{string(w.g.hub.of("alice")[0].id)}
+	for i, want := range []struct {
+		sessions []int32
+		waiting  []bool
+	}{{[]int32{0, 0, 1}, []bool{true, true, false}}, {[]int32{1, 1, 1}, []bool{false, false, false}}} {
+		n := int64(10 * i)
+		res, err := w.peers.Gateway(testNode).Deliver(t.Context(), &v1.DeliverRequest{Deliveries: []*v1.Delivery{toGroup(n+1, asOf(1)), toGroup(n+2, asOf(1)), direct}})
+		if err != nil || !slices.Equal(res.Sessions, want.sessions) || !slices.Equal(res.Waiting, want.waiting) {
+			t.Fatalf("call %d is answered %v, %v; want %v", i, res, err, want)
+		}
+		if i == 0 {
+			close(r.gate)
+			gets(t, alice, 3, 1, 2)
+		}
+	}
+}
+
 // State that fails for a moment costs nothing; one that goes on failing costs what
 // waited, and the next delivery asks again.
 func TestAListThatCannotBeRead(t *testing.T) {

@@ -32,7 +32,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 	if err := s.admit("gateway.Deliver", req.Leader); err != nil {
 		return nil, err
 	}
-	res := &v1.DeliverResponse{Sessions: make([]int32, len(req.Deliveries))}
+	res := &v1.DeliverResponse{Sessions: make([]int32, len(req.Deliveries)), Waiting: make([]bool, len(req.Deliveries))}
 	var found, touched []*session
 	delivered := 0
 	defer func() { s.g.Tally.Delivered(delivered) }()
@@ -46,7 +46,7 @@ func (s service) Deliver(_ context.Context, req *v1.DeliverRequest) (*v1.Deliver
 			}
 			n := s.g.groups.deliver(d.ConversationId, arrival{d.Audience, frames})
 			for ; first <= i; first++ {
-				res.Sessions[first] = int32(n)
+				res.Sessions[first], res.Waiting[first] = int32(max(n, 0)), n < 0
 			}
 			continue
 		}

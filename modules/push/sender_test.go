@@ -1,10 +1,13 @@
 package push
 
 import (
+	"context"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imdhq/imd/pkg/im"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 )
 
@@ -24,6 +27,36 @@ func TestCallsAreBounded(t *testing.T) {
 	} {
 		if got := callSize(tt.waiting); got != tt.want {
 			t.Errorf("%s: %d deliveries in a call, want %d", name, got, tt.want)
+		}
+	}
+}
+
+// answering is a gateway that answers every Deliver alike.
+type answering struct{ *v1.DeliverResponse }
+
+func (a answering) Deliver(context.Context, *v1.DeliverRequest) (*v1.DeliverResponse, error) {
+	return a.DeliverResponse, nil
+}
+
+// A gateway that waits for the list of a group does not say how many sessions the
+// group has there; one that does not know how to say that it waits tells of none.
+func TestWhoWaitsForAListSaysNothing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		res  *v1.DeliverResponse
+		want []int
+	}{
+		"all wait":         {&v1.DeliverResponse{Sessions: []int32{0, 0}, Waiting: []bool{true, true}}, nil},
+		"one waits":        {&v1.DeliverResponse{Sessions: []int32{0, 7}, Waiting: []bool{true, false}}, []int{7}},
+		"an older gateway": {&v1.DeliverResponse{Sessions: []int32{0, 7}}, []int{0, 7}},
+	} {
+		var heard []int
+		m := newMetrics(prometheus.NewRegistry(), func() int { return 0 })
+		d := Deps{Gateway: func(im.NodeID) gatewayClient { return answering{tt.res} }}
+		s := newSenders(d, m, func(_ string, _ im.NodeID, n int) { heard = append(heard, n) })
+		one := newParcel(&v1.Delivery{ConversationId: "g", Audience: &v1.Audience{}}, nil, nil)
+		s.deliver(t.Context(), "n", []parcel{one, one})
+		if !slices.Equal(heard, tt.want) {
+			t.Errorf("%s: it has heard of %v, want %v", name, heard, tt.want)
 		}
 	}
 }

@@ -4731,9 +4731,11 @@ func (x *Audience) GetRemovedUserIds() []string {
 type DeliverResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	NotHere []string               `protobuf:"bytes,1,rep,name=not_here,json=notHere,proto3" json:"not_here,omitempty"`
-	// To how many sessions each delivery went, in order; -1 for those that wait for
-	// the list of their group.
-	Sessions      []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
+	// To how many sessions each delivery went, in order.
+	Sessions []int32 `protobuf:"varint,2,rep,packed,name=sessions,proto3" json:"sessions,omitempty"`
+	// For each delivery, in order, true if it waits for the list of its group;
+	// sessions says nothing then. None = it does not, or the gateway is older.
+	Waiting       []bool `protobuf:"varint,3,rep,packed,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4778,6 +4780,13 @@ func (x *DeliverResponse) GetNotHere() []string {
 func (x *DeliverResponse) GetSessions() []int32 {
 	if x != nil {
 		return x.Sessions
+	}
+	return nil
+}
+
+func (x *DeliverResponse) GetWaiting() []bool {
+	if x != nil {
+		return x.Waiting
 	}
 	return nil
 }
@@ -6278,10 +6287,11 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\x06change\x18\x02 \x01(\bR\x06change\x12$\n" +
 	"\x0eadded_user_ids\x18\x03 \x03(\tR\faddedUserIds\x12\x14\n" +
 	"\x05start\x18\x04 \x01(\x03R\x05start\x12(\n" +
-	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"H\n" +
+	"\x10removed_user_ids\x18\x05 \x03(\tR\x0eremovedUserIds\"b\n" +
 	"\x0fDeliverResponse\x12\x19\n" +
 	"\bnot_here\x18\x01 \x03(\tR\anotHere\x12\x1a\n" +
-	"\bsessions\x18\x02 \x03(\x05R\bsessions\"\xb0\x01\n" +
+	"\bsessions\x18\x02 \x03(\x05R\bsessions\x12\x18\n" +
+	"\awaiting\x18\x03 \x03(\bR\awaiting\"\xb0\x01\n" +
 	"\vKickRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
 	"sessionIds\x12\x17\n" +
