@@ -176,7 +176,7 @@ func (g *Gateway) admitMany(ctx context.Context, who []*v1.AdmitRequest) []looke
 		all[i] = i
 	}
 	ask := func(some []int) []failure[int] { return g.askAdmits(ctx, who, some, out) }
-	for _, f := range askApart(all, time.Now, ask) { // each says so in the log
+	for _, f := range askApart(all, time.Now, ask) { // the caller says so in the log
 		out[f.x].err = f.err
 	}
 	return out

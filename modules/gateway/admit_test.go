@@ -2,12 +2,16 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
@@ -182,6 +186,28 @@ func TestRoutesAreRefreshedWhileTheDirectoryHangs(t *testing.T) {
 	kept := func() float64 { return testutil.ToFloat64(w.g.m.refreshed.WithLabelValues("kept")) }
 	before := kept()
 	eventually(t, "routes are refreshed", func() bool { return kept() >= before+2 })
+}
+
+// Logins that were not looked up again are told in the log, once a round.
+func TestWhatIsNotLookedUpAgainIsTold(t *testing.T) {
+	seen, logs := observer.New(zap.WarnLevel)
+	w := beginTuned(t, func(g *Gateway) {
+		g.Log = zap.New(seen)
+		g.keeper.refreshing = 10 * time.Millisecond
+	})
+	w.session(t, protocol.Proto, "ann", "d")
+	w.session(t, protocol.Proto, "bad", "d")
+	w.state.set(func(s *fakeState) { s.bane = "bad" })
+	const told = "logins were not looked up again; the next round makes up for it"
+	eventually(t, "it is told", func() bool { return logs.FilterMessage(told).Len() > 0 })
+	if of := logs.FilterMessage(told).All()[0].ContextMap(); of["sessions"] != int64(1) || !strings.Contains(fmt.Sprint(of), "bane") {
+		t.Errorf("it is told with %v", of)
+	}
+	const half = joinsAtOnce / 2
+	some := append(slices.Repeat(w.g.hub.of("ann"), half), slices.Repeat(w.g.hub.of("bad"), half+2*joinsAtOnce)...)
+	if out := w.g.keeper.readmit(t.Context(), some); out.n != half+2*joinsAtOnce || out.err == nil {
+		t.Errorf("of three groups %+v were not looked up", out)
+	}
 }
 
 // The logins of sessions that are quiet are looked up in full groups, all of them in a

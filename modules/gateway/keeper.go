@@ -119,16 +119,46 @@ func (c checks) next(end bool) []*session {
 	return c[:len(c)-len(c)%joinsAtOnce]
 }
 
+// lookUp is sessions whose logins are to be looked up again. last = of a round.
+type lookUp struct {
+	sessions []*session
+	last     bool
+}
+
+// missed is how many logins were not looked up, and why the last one was not.
+type missed struct {
+	n   int
+	err error
+}
+
+func (m *missed) add(more missed) {
+	if more.n > 0 {
+		m.n, m.err = m.n+more.n, more.err
+	}
+}
+
+// tell says so in the log, and begins anew.
+func (m *missed) tell(log *zap.Logger) {
+	if m.n > 0 {
+		log.Warn("logins were not looked up again; the next round makes up for it", zap.Int("sessions", m.n), obs.Err(m.err))
+	}
+	*m = missed{}
+}
+
 // run works until ctx is done. Logins are looked up beside it, so that a directory that
 // does not answer holds up no route.
 func (k *keeper) run(ctx context.Context) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
-	groups := make(chan []*session)
+	groups := make(chan lookUp)
 	defer close(groups)
 	beside.Go(func() {
-		for sessions := range groups {
-			k.readmit(ctx, sessions)
+		var of missed // the round
+		for l := range groups {
+			of.add(k.readmit(ctx, l.sessions))
+			if l.last && ctx.Err() == nil {
+				of.tell(k.g.Log)
+			}
 		}
 	})
 	tick := time.NewTicker(keepStep)
@@ -169,7 +199,7 @@ func (k *keeper) run(ctx context.Context) {
 		end = end || r.done(now)
 		if next := ask.next(end); len(next) > 0 {
 			select {
-			case groups <- next:
+			case groups <- lookUp{next, end}:
 				ask, end = slices.Clone(ask[len(next):]), false
 			default: // it has not answered yet
 			}
@@ -261,19 +291,21 @@ func (k *keeper) displaced(s *session, r store.Route, why store.Standing) {
 }
 
 // readmit asks whether the logins of sessions have been ended meanwhile, and ends
-// the sessions: whoever did it may not have reached this node.
-func (k *keeper) readmit(ctx context.Context, sessions []*session) {
+// the sessions: whoever did it may not have reached this node. It returns those about
+// whom it was not answered.
+func (k *keeper) readmit(ctx context.Context, sessions []*session) (out missed) {
 	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s *session) bool { return !s.begun() })
-	for part := range slices.Chunk(sessions, joinsAtOnce) {
+	for at := 0; at < len(sessions); at += joinsAtOnce {
+		part := sessions[at:min(at+joinsAtOnce, len(sessions))]
 		who := make([]*v1.AdmitRequest, len(part))
 		for i, s := range part {
 			who[i] = s.application()
 		}
-		answers, failed := k.g.admitMany(ctx, who), 0
+		answers, unanswered := k.g.admitMany(ctx, who), missed{}
 		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
 			if answers[i].err != nil { // the rows stay: its next hello finds them
-				failed++
+				unanswered.add(missed{1, answers[i].err})
 			} else if reason == "" {
 				reason = answers[i].res.RefusedReason
 			}
@@ -281,10 +313,13 @@ func (k *keeper) readmit(ctx context.Context, sessions []*session) {
 				s.end(reason, endTexts[reason], 0)
 			}
 		}
-		if failed == len(part) {
-			return // nobody can say now; the next round asks again
+		if unanswered.n == len(part) { // nobody can say now; the next round asks again
+			out.add(missed{len(sessions) - at, unanswered.err})
+			return out
 		}
+		out.add(unanswered)
 	}
+	return out
 }
 
 // claimWaiting claims the places of sessions that began without.
