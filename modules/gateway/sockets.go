@@ -17,8 +17,12 @@ import (
 )
 
 const (
+	// yieldFiles is how many the yielders of the engine and of bulk have open at most.
+	yieldFiles = 2 * 2 * maxShards
+	// storeFiles is how many the stores, and what else listens and calls, are sure of.
+	storeFiles = 50
 	// spareFiles is how many descriptors the process needs besides clients'.
-	spareFiles = 100 + 2*maxShards
+	spareFiles = 2*storeFiles + yieldFiles
 	// filesLook is how often the limit of open files is looked at.
 	filesLook = time.Second
 )
@@ -203,7 +207,7 @@ func (g *Gateway) ceiling(files uint64) int {
 	if g.Capacity != nil {
 		g.Capacity(most)
 	}
-	g.sockets.setMost(int(files - spareFiles/2))
+	g.sockets.setMost(int(files - storeFiles - yieldFiles))
 	return most
 }
 
