@@ -105,13 +105,13 @@ func newAnnounceList(a *app) *cobra.Command {
 		}
 		ctx, cancel := a.bounded(c.Context())
 		defer cancel()
-		rows := []announcementRow{}
+		var rows []announcementRow
 		for req := (&imdv1.ListAnnouncementsRequest{}); ; {
 			res, err := svc.ListAnnouncements(ctx, req)
 			if err != nil {
 				return err
 			}
-			var page []announcementRow // older ones than those before
+			page := []announcementRow{} // older ones than those before
 			for _, x := range res.GetAnnouncements() {
 				page = append(page, newAnnouncementRow(x))
 			}

@@ -102,6 +102,7 @@ func (g *Gateway) takeTurn(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	wait, ok := g.limits.handshake()
 	if !ok {
 		g.m.handshakes.WithLabelValues("storm").Inc()
+		g.heard(hello.Context()) // or it would be counted again, as one that failed
 		return nil, errTurn
 	}
 	if wait <= 0 {

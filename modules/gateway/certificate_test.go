@@ -134,6 +134,10 @@ func TestHandshakesWaitForTheirTurn(t *testing.T) {
 		if refused := testutil.ToFloat64(w.g.m.handshakes.WithLabelValues("storm")); int(refused) != 3-tt.late {
 			t.Errorf("%v are counted as refused", refused)
 		}
+		eventually(t, "no socket is left", func() bool { return w.g.sockets.waits() == 0 })
+		if failed := testutil.ToFloat64(w.g.m.handshakes.WithLabelValues("tls")); failed != 0 {
+			t.Errorf("%v are counted as failed too", failed)
+		}
 		w.stop()
 	}
 }

@@ -282,9 +282,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	g.front = newFront(g, g.ln, g.cert.Load() == nil)
 	g.srv = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if c, ok := r.Context().Value(socketKey{}).(net.Conn); ok {
-				g.sockets.heard(c)
-			}
+			g.heard(r.Context())
 			if r.URL.Path == protocol.Path {
 				g.upgrade(w, r)
 				return

@@ -114,6 +114,13 @@ func withSocket(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, socketKey{}, c)
 }
 
+// heard notes that the connection of a context has asked for something.
+func (g *Gateway) heard(ctx context.Context) {
+	if c, ok := ctx.Value(socketKey{}).(net.Conn); ok {
+		g.sockets.heard(c)
+	}
+}
+
 // follow follows the sockets of the HTTP server, as its ConnState.
 func (g *Gateway) follow(c net.Conn, state http.ConnState) {
 	switch state {

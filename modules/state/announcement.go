@@ -103,10 +103,7 @@ func (d Directory) ListAnnouncements(ctx context.Context, req *v1.ListAnnounceme
 	if err != nil {
 		return nil, err
 	}
-	q := store.AnnouncementQuery{Before: req.BeforeSeq, Limit: min(int(req.Limit), store.MaxAnnouncements)}
-	if q.Limit == 0 {
-		q.Limit = store.MaxAnnouncements
-	}
+	q := store.AnnouncementQuery{Before: req.BeforeSeq, Limit: rules.AnnouncementLimit(int(req.Limit))}
 	list, err := c.store.Announcements(ctx, q)
 	if err != nil {
 		return nil, storeErr(op, err)

@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -96,6 +98,46 @@ func TestHandover(t *testing.T) {
 			h := res.Handover
 			if h == nil || !c.want(h) || h.Messages == 0 || h.Seconds <= 0 || res.Operations != 6 || res.Latency["gap"].Count != 6 || res.Latency["gap"].Max > 1000 {
 				t.Errorf("%+v %+v", h, res)
+			}
+		})
+	}
+}
+
+// A run lasts as long as it is to, also if that is more than a node may take. If not
+// all have moved, what was on its way is waited for all the same; a run that is stopped
+// tells of no losses.
+func TestHandoverThatFails(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		limit  time.Duration
+		drain  func(o *Options, stop context.CancelFunc) // nil = as it is to be
+		err    string
+		result bool
+	}{
+		{"longer than a node may take", 50 * time.Millisecond, nil, "", true},
+		{"nobody moves", 50 * time.Millisecond, func(o *Options, _ context.CancelFunc) {
+			o.Drain = func(context.Context) error { return nil }
+		}, "0 of 6 devices have moved after 1.4s", true},
+		{"it is stopped", 0, func(o *Options, stop context.CancelFunc) {
+			o.Drain = func(context.Context) error { stop(); return nil }
+		}, "context canceled", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t)
+			o := f.options("drain", 8)
+			o.drainLimit = c.limit
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			if c.drain != nil {
+				c.drain(&o, stop)
+			}
+			res, err := Run(ctx, o)
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || res == nil {
+				t.Fatalf("%v, %+v", err, res)
+			}
+			if h := res.Handover; (h != nil) != c.result || h != nil && (h.Lost != 0 || h.Messages == 0) {
+				t.Errorf("%+v", h)
 			}
 		})
 	}

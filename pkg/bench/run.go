@@ -73,6 +73,8 @@ type Options struct {
 	Returned func(ctx context.Context)
 
 	least int64 // operations that the measured part has at least, for short runs on a busy machine
+
+	drainLimit time.Duration // drain: how long the devices may take to move, unless Duration is longer; 0 = 90 s
 }
 
 // Progress is how far a run is.
@@ -206,6 +208,9 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 		if o.Record != nil {
 			o.Settle = settleRecorded
 		}
+	}
+	if o.drainLimit == 0 {
+		o.drainLimit = drainLimit
 	}
 	if o.Scenario == "resume" || o.Scenario == "drain" {
 		o.Reconnect = true

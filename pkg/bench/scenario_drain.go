@@ -10,7 +10,8 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// drainLimit is how long a node may take to send its devices away.
+// drainLimit is how long a node may take to send its devices away. A run that is longer
+// than that gives it a second more than it lasts.
 const drainLimit = 90 * time.Second
 
 // Handover is what became of the messages of a run in which a node stopped.
@@ -59,19 +60,21 @@ func (r *runner) drain() error {
 			}
 		}
 	})
-	ok, err := r.wait("drain", drainLimit, func() bool { return h.left == 0 && r.l.now >= r.began+r.o.Duration })
+	limit := max(r.o.drainLimit, r.o.Duration+time.Second)
+	ok, err := r.wait("drain", limit, func() bool { return h.left == 0 && r.l.now >= r.began+r.o.Duration })
+	var unmoved error
 	if err == nil && !ok {
-		err = fmt.Errorf("%d of %d devices have moved after %v%s", n-r.o.Others-h.left, n-r.o.Others, drainLimit, r.why())
+		unmoved = fmt.Errorf("%d of %d devices have moved after %v%s", n-r.o.Others-h.left, n-r.o.Others, limit, r.why())
 	}
 	r.finish()
-	if err == nil {
-		err = r.settle()
-	}
+	err = errors.Join(err, r.settle())
 	if err == nil {
 		_, err = r.wait("settle", r.o.Settle, func() bool { return h.lost() == 0 })
 	}
-	r.handover = h.result()
-	return err
+	if err == nil { // of a run that was stopped nobody knows what was lost and what on its way
+		r.handover = h.result()
+	}
+	return errors.Join(unmoved, err)
 }
 
 // handover follows the devices of a node that stops, and the messages of all.

@@ -59,8 +59,14 @@ func BenchmarkTLS(b *testing.B) {
 				})
 			}
 			wg.Wait()
+			if b.Failed() {
+				return
+			}
 			b.ReportMetric((n.Metric("process_cpu_seconds_total")-cpu)/sessions*1e6, "us/login")
-			for n.Metric("imd_gateway_connections_parked") < sessions {
+			for end := time.Now().Add(time.Minute); n.Metric("imd_gateway_connections_parked") < sessions; {
+				if time.Now().After(end) {
+					b.Fatal("not all sessions are quiet after a minute")
+				}
 				time.Sleep(200 * time.Millisecond)
 			}
 			time.Sleep(3 * time.Second) // until what the wave has left is given back

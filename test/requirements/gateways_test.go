@@ -448,7 +448,7 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 	seqs := ann.SendAll(numbered(1, toUser("dan8")))
 	dan.Entry("the first", func(_ string, e *clientv1.Entry) bool { return e.Seq == seqs[0] })
 	const users = 8
-	rounds := 3
+	rounds, killed := 3, time.Time{}
 	if n, err := strconv.Atoi(os.Getenv("IMD_TEST_ROUNDS")); err == nil && n > 0 {
 		rounds = n
 	}
@@ -464,6 +464,7 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 		}
 		time.Sleep(time.Duration(10*round%60) * time.Millisecond) // before, in and after their logins
 		g.second.Kill()
+		killed = time.Now()
 		wg.Wait()
 		ann.SendAll(numbered(2, toUser("dan8")))
 		if round == 0 {
@@ -491,7 +492,6 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 		}
 		return n
 	}
-	killed := time.Now()
 	return func() {
 		eventually(t, "no route of a killed process is left", 4*testenv.Patience, func() bool { return left() == 0 })
 		t.Logf("%d rounds: no route of a killed process was left %v after the last kill", rounds, time.Since(killed).Round(time.Second))

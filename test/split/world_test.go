@@ -387,6 +387,8 @@ func TestSessionsAndNodesMove(t *testing.T) {
 // through it: all of them move to the other one without having been without a
 // connection, and everything is shown once and in order.
 func clientsMove(t *testing.T, w *world) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	var away atomic.Bool // the balancer knows that g1 stops
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		to := w.nodes["g1"]
@@ -396,7 +398,7 @@ func clientsMove(t *testing.T, w *world) {
 		return new(net.Dialer).DialContext(ctx, network, to.public)
 	}}
 	connect := func(user string) *imd.Client {
-		c, err := imd.Connect(t.Context(), "ws://cluster", imd.Options{
+		c, err := imd.Connect(ctx, "ws://cluster", imd.Options{
 			Token: w.token(t, user), Device: "d", HTTPClient: &http.Client{Transport: transport},
 			OnState: func(s imd.StateChange) {
 				if s.To == imd.Waiting {
@@ -418,20 +420,20 @@ func clientsMove(t *testing.T, w *world) {
 		wg.Go(func() { // writes until the gateway has left, and a little more
 			n := 0
 			for more := 5; more > 0; n++ {
-				from.SendTo(t.Context(), fmt.Sprint("to", i), imd.Text(fmt.Sprint(n)))
+				from.SendTo(ctx, fmt.Sprint("to", i), imd.Text(fmt.Sprint(n)))
 				select {
 				case <-left:
 					more--
 				case <-time.After(20 * time.Millisecond):
 				}
 			}
-			end := from.SendTo(t.Context(), fmt.Sprint("to", i), imd.Text("end"))
-			if _, err := end.Acked(t.Context()); err != nil {
+			end := from.SendTo(ctx, fmt.Sprint("to", i), imd.Text("end"))
+			if _, err := end.Acked(ctx); err != nil {
 				t.Errorf("pair %d: %v", i, err)
 			}
 			sent <- n
 		})
-		events := to.Conversation(protocol.DirectID(fmt.Sprint("from", i), fmt.Sprint("to", i))).Events(t.Context(), imd.After(0))
+		events := to.Conversation(protocol.DirectID(fmt.Sprint("from", i), fmt.Sprint("to", i))).Events(ctx, imd.After(0))
 		wg.Go(func() {
 			n := 0
 			for ev, err := range events {

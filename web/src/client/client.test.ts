@@ -443,6 +443,51 @@ describe("moving", () => {
     stop();
   });
 
+  it("asks on the new connection at once what the old one put off", async () => {
+    await online();
+    const old = FakeSocket.last;
+    const stop = client.watchPresence({ users: ["bob"] });
+    await vi.advanceTimersByTimeAsync(50);
+    await old.say(drain);
+    const later = create(ErrorSchema, { reason: "unavailable", retryable: true, retryAfterMs: 60_000 });
+    await old.say({ case: "error", value: later }, (await old.of("watchPresence"))[0]!.id);
+    await vi.advanceTimersByTimeAsync(1_840);
+    const next = FakeSocket.last;
+    await next.open();
+    await next.welcome();
+    await vi.advanceTimersByTimeAsync(50);
+    expect(await next.of("watchPresence")).toHaveLength(1);
+    stop();
+  });
+
+  it("forgets who is online if the new connection will not tell, but not what it has told", async () => {
+    await online();
+    const old = FakeSocket.last;
+    const stop = client.watchPresence({ users: ["bob"] });
+    await vi.advanceTimersByTimeAsync(50);
+    const value = create(PresenceSchema, { users: [create(UserPresenceSchema, { userId: "bob", online: true })] });
+    const refusal: Kind = { case: "error", value: create(ErrorSchema, { reason: "too_large" }) };
+    await old.say({ case: "presence", value }, (await old.of("watchPresence"))[0]!.id);
+    const stopGroup = client.watchPresence({ conversations: ["g_big"] });
+    await vi.advanceTimersByTimeAsync(50);
+    await old.say(refusal, (await old.of("watchPresence"))[0]!.id);
+    expect(client.presence("bob")?.online).toBe(true);
+    await old.say(drain);
+    await vi.advanceTimersByTimeAsync(1_840);
+    const next = FakeSocket.last;
+    await next.open();
+    await next.welcome();
+    await vi.advanceTimersByTimeAsync(50);
+    expect(client.presence("bob")?.online).toBe(true);
+    let told = 0;
+    client.on({ presence: () => told++ });
+    await next.say(refusal, (await next.of("watchPresence"))[0]!.id);
+    expect(client.presence("bob")).toBeUndefined();
+    expect(told).toBe(1);
+    stop();
+    stopGroup();
+  });
+
   it("waits if the new connection is lost after it has taken over", async () => {
     await online();
     const old = FakeSocket.last;

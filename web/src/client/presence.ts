@@ -44,6 +44,7 @@ export class Presences {
   #watches = new Set<Watch>();
   #known = new Map<string, Presence>();
   #asked = "";
+  #answered = false; // on this connection: what is known is not only what one before told
   #supported = false;
 
   /** conn: the connection to ask on, undefined while there is none. changed: something is known that was not. */
@@ -72,6 +73,9 @@ export class Presences {
   online(features: readonly string[]): void {
     this.#supported = features.includes("presence");
     this.#asked = "";
+    this.#answered = false;
+    if (!this.#supported) this.#forget();
+    this.#timers.cancel("ask"); // It may be a wait that the connection before asked for.
     this.#askSoon();
   }
 
@@ -79,6 +83,11 @@ export class Presences {
   offline(): void {
     this.#timers.clear();
     this.#asked = "";
+    this.#answered = false;
+    this.#forget();
+  }
+
+  #forget(): void {
     if (this.#known.size === 0) return;
     this.#known.clear();
     this.#changed();
@@ -112,8 +121,14 @@ export class Presences {
     if (conversations.size === 0) for (const user of this.#known.keys()) if (!users.has(user)) this.#known.delete(user);
     conn.request({ case: "watchPresence", value }, (answer) => {
       if (!answer || question !== this.#asked) return; // Another question follows.
-      if (answer.kind.case === "presence") return this.told(answer.kind.value);
-      if (answer.kind.case !== "error" || !answer.kind.value.retryable) return;
+      if (answer.kind.case === "presence") {
+        this.#answered = true;
+        return this.told(answer.kind.value);
+      }
+      if (answer.kind.case !== "error" || !answer.kind.value.retryable) {
+        if (!this.#answered) this.#forget(); // Nobody is watched on this connection, so nothing would change it.
+        return;
+      }
       this.#asked = "";
       const wait = answer.kind.value.retryAfterMs || retryMs;
       this.#timers.set("ask", wait * (1 + this.#random()), () => this.#ask());
