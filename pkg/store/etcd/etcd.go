@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -45,9 +46,11 @@ const (
 	// user.
 	conflictTries = 50
 	// leaseTries is how often a change is tried when its leases turn out to be gone.
-	leaseTries    = 3
-	conflictPause = time.Millisecond
+	leaseTries = 3
 )
+
+// conflictPauses are before each next try after a conflict, at random: others try too.
+var conflictPauses = backoff.Policy{Base: time.Millisecond, Max: 50 * time.Millisecond}
 
 // Options are those of a store.
 type Options struct {
@@ -79,7 +82,7 @@ var _ store.RouteStore = (*Routes)(nil)
 func Open(client *clientv3.Client, o Options) *Routes {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &Routes{Options: o, prefix: o.Prefix, client: client, now: time.Now, stop: stop, reread: make(chan struct{}, 1)}
-	r.leases.of, r.table.users = map[im.SessionID]clientv3.LeaseID{}, map[im.UserID]map[im.SessionID]store.Route{}
+	r.leases.of, r.table.users = map[im.SessionID]share{}, map[im.UserID]map[im.SessionID]store.Route{}
 	o.Reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "imd", Subsystem: "routes", Name: "table_lag_seconds",
 			Help: "Since the last sign of life of the watch that keeps the table of routes in etcd; 10 to 20 s are healthy."}, r.table.lag),
@@ -175,38 +178,65 @@ type change struct {
 	remove []store.Route
 }
 
-// ops are the comparison and the writes of a change.
-func (r *Routes) ops(ctx context.Context, c change, lease clientv3.LeaseID) (cmp clientv3.Cmp, ops []clientv3.Op, err error) {
+// writes are the comparison and the writes of a change, and the lease whose share its
+// session took for them: commit keeps it or gives it back.
+type writes struct {
+	session im.SessionID
+	lease   clientv3.LeaseID
+	puts    bool // the session's route
+	cmp     clientv3.Cmp
+	ops     []clientv3.Op
+}
+
+// writes are those of a change that a session makes; "" = none does.
+func (r *Routes) writes(ctx context.Context, c change, session im.SessionID) (writes, error) {
+	lease, err := r.lease(ctx, session)
+	if err != nil {
+		return writes{}, err
+	}
 	keep := lease
 	if len(c.guard.Logins) > 0 {
 		if keep, err = r.longLease(ctx); err != nil {
-			return cmp, nil, err
+			r.leases.giveBack(session)
+			return writes{}, err
 		}
 	}
 	text, _ := json.Marshal(c.guard) // plain fields: it cannot fail
-	ops = []clientv3.Op{clientv3.OpPut(r.guardKey(c.user), string(text), clientv3.WithLease(keep))}
+	ops := []clientv3.Op{clientv3.OpPut(r.guardKey(c.user), string(text), clientv3.WithLease(keep))}
 	for _, x := range c.remove {
 		ops = append(ops, clientv3.OpDelete(r.routeKey(x.User, x.Session)))
 	}
 	if c.put != nil {
 		ops = append(ops, clientv3.OpPut(r.routeKey(c.put.User, c.put.Session), encode(*c.put), clientv3.WithLease(lease)))
 	}
-	return clientv3.Compare(clientv3.ModRevision(r.guardKey(c.user)), "=", c.rev), ops, nil
+	return writes{session, lease, c.put != nil, clientv3.Compare(clientv3.ModRevision(r.guardKey(c.user)), "=", c.rev), ops}, nil
 }
 
-// commit makes one change; false = somebody was faster.
-func (r *Routes) commit(ctx context.Context, c change, lease clientv3.LeaseID) (bool, error) {
-	cmp, ops, err := r.ops(ctx, c, lease)
-	if err != nil {
-		return false, err
+// commit makes changes of different users in one transaction; false = somebody was
+// faster. A session keeps its share of a lease if its route may be there now. That is
+// also so after an error, since a transaction whose answer is lost may have been made,
+// or be made yet: the route then lives as long as the lease and has its place in it,
+// until it is released. Only of one that names an unknown lease is it known that
+// nothing was done.
+func (r *Routes) commit(ctx context.Context, list ...writes) (bool, error) {
+	var cmps []clientv3.Cmp
+	var ops []clientv3.Op
+	for _, w := range list {
+		cmps, ops = append(cmps, w.cmp), append(ops, w.ops...)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	res, err := r.client.Txn(ctx).If(cmp).Then(ops...).Commit()
-	if err != nil {
-		return false, err
+	res, err := r.client.Txn(ctx).If(cmps...).Then(ops...).Commit()
+	done := err == nil && res.Succeeded
+	maybe := err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound)
+	for _, w := range list {
+		if w.puts && (done || maybe) {
+			r.leases.keep(w.session, w.lease)
+		} else {
+			r.leases.giveBack(w.session)
+		}
 	}
-	return res.Succeeded, nil
+	return done, err
 }
 
 // change reads a user, lets decide say what to do, and does it, again if others
@@ -222,22 +252,22 @@ func (r *Routes) change(ctx context.Context, id im.UserID, session im.SessionID,
 			return nil
 		}
 		c.user, c.rev = id, all[0].rev
-		lease, err := r.lease(ctx, session)
+		w, err := r.writes(ctx, *c, session)
 		if err != nil {
 			return err
 		}
-		done, err := r.commit(ctx, *c, lease)
+		done, err := r.commit(ctx, w)
 		switch {
 		case done:
 			return nil
-		case r.gone(ctx, err, lease) && try < leaseTries:
+		case r.gone(ctx, err, w) && try < leaseTries:
 			continue // with another one
 		case err != nil:
 			return err
 		case try == conflictTries:
 			return errors.New("others keep changing the same user")
 		}
-		if err := backoff.Sleep(ctx, time.Duration(1+try)*conflictPause); err != nil {
+		if err := conflictPauses.Sleep(ctx, try); err != nil {
 			return err
 		}
 	}
@@ -410,9 +440,9 @@ func (r *Routes) restore(ctx context.Context, routes []store.Route, have []user,
 	}
 	for len(batch) > 0 {
 		n := min(len(batch), maxOps/2)
-		done, leases, err := r.putBack(ctx, routes, have, batch[:n])
-		for try := 1; r.gone(ctx, err, leases...) && try < leaseTries; try++ {
-			done, leases, err = r.putBack(ctx, routes, have, batch[:n])
+		done, list, err := r.putBack(ctx, routes, have, batch[:n])
+		for try := 1; r.gone(ctx, err, list...) && try < leaseTries; try++ {
+			done, list, err = r.putBack(ctx, routes, have, batch[:n])
 		}
 		if err != nil {
 			return nil, err
@@ -426,30 +456,22 @@ func (r *Routes) restore(ctx context.Context, routes []store.Route, have []user,
 }
 
 // putBack makes one transaction; false = others changed one of the users. It
-// returns the leases of the routes.
-func (r *Routes) putBack(ctx context.Context, routes []store.Route, have []user, batch []int) (done bool, leases []clientv3.LeaseID, err error) {
-	var cmps []clientv3.Cmp
-	var ops []clientv3.Op
+// returns what it wrote.
+func (r *Routes) putBack(ctx context.Context, routes []store.Route, have []user, batch []int) (done bool, list []writes, err error) {
 	for _, i := range batch {
 		c := restoring(have[i], routes[i])
 		c.user, c.rev = routes[i].User, have[i].rev
-		lease, err := r.lease(ctx, routes[i].Session)
+		w, err := r.writes(ctx, *c, routes[i].Session)
 		if err != nil {
+			for _, w := range list {
+				r.leases.giveBack(w.session)
+			}
 			return false, nil, err
 		}
-		cmp, writes, err := r.ops(ctx, *c, lease)
-		if err != nil {
-			return false, nil, err
-		}
-		cmps, ops, leases = append(cmps, cmp), append(ops, writes...), append(leases, lease)
+		list = append(list, w)
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTime)
-	defer cancel()
-	res, err := r.client.Txn(ctx).If(cmps...).Then(ops...).Commit()
-	if err != nil {
-		return false, leases, err
-	}
-	return res.Succeeded, leases, nil
+	done, err = r.commit(ctx, list...)
+	return done, list, err
 }
 
 // Release is store.RouteStore's.

@@ -90,7 +90,7 @@ func routeOf(n int) store.Route {
 
 // Sessions share leases, a thousand each, and their places are used again.
 func TestLeases(t *testing.T) {
-	l := leases{of: map[im.SessionID]clientv3.LeaseID{}}
+	l := leases{of: map[im.SessionID]share{}}
 	l.add(1)
 	for i := range perLease {
 		if id := l.take(im.SessionID(fmt.Sprint(i))); id != 1 {

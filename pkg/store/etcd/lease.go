@@ -19,7 +19,7 @@ import (
 type leases struct {
 	mu   sync.Mutex
 	list []lease
-	of   map[im.SessionID]clientv3.LeaseID
+	of   map[im.SessionID]share
 	lost bool // one ended, and with it its routes
 
 	// long is for guards that outlive the process, and since when it is used.
@@ -36,13 +36,19 @@ type grant struct {
 	gaveUp bool          // who made it could not wait for longer: another may
 }
 
+// share is a session's of a lease.
+type share struct {
+	id    clientv3.LeaseID
+	trial bool // no route has needed it yet
+}
+
 type lease struct {
 	id    clientv3.LeaseID
 	users int // sessions that have it
 }
 
-// lease is the one for a session: what it has, one with room, or a new one. The
-// empty session gets one without counting.
+// lease is the one for a session: what it has, one with room, or a new one. What is
+// new is on trial until keep or giveBack. The empty session gets one without counting.
 func (r *Routes) lease(ctx context.Context, session im.SessionID) (clientv3.LeaseID, error) {
 	if id := r.leases.take(session); id != 0 {
 		return id, nil
@@ -137,14 +143,14 @@ func (l *leases) add(id clientv3.LeaseID) {
 func (l *leases) take(session im.SessionID) clientv3.LeaseID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if id, ok := l.of[session]; ok {
-		return id
+	if s, ok := l.of[session]; ok {
+		return s.id
 	}
 	for i := range l.list {
 		if l.list[i].users < perLease {
 			if session != "" {
 				l.list[i].users++
-				l.of[session] = l.list[i].id
+				l.of[session] = share{l.list[i].id, true}
 			}
 			return l.list[i].id
 		}
@@ -159,20 +165,46 @@ func (l *leases) has(session im.SessionID) bool {
 	return ok
 }
 
-// free gives a session's share back.
+// keep notes that a session may have a route on a lease: its share lasts until free,
+// also if another claim of the session has given it back meanwhile.
+func (l *leases) keep(session im.SessionID, id clientv3.LeaseID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if was := l.of[session]; was.id != id {
+		if !l.count(id, 1) {
+			return // it has ended, and the route with it
+		}
+		l.count(was.id, -1)
+	}
+	l.of[session] = share{id: id}
+}
+
+// giveBack ends a share that no route has come to need.
+func (l *leases) giveBack(session im.SessionID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.of[session]; s.trial {
+		l.count(s.id, -1)
+		delete(l.of, session)
+	}
+}
+
+// free ends a session's share.
 func (l *leases) free(session im.SessionID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	id, ok := l.of[session]
-	if !ok {
-		return
-	}
+	l.count(l.of[session].id, -1)
 	delete(l.of, session)
-	for i := range l.list {
-		if l.list[i].id == id {
-			l.list[i].users--
-		}
+}
+
+// count changes how many sessions have a lease; false = it is none of ours. It is
+// locked.
+func (l *leases) count(id clientv3.LeaseID, by int) bool {
+	i := slices.IndexFunc(l.list, func(x lease) bool { return x.id == id })
+	if i >= 0 {
+		l.list[i].users += by
 	}
+	return i >= 0
 }
 
 func (l *leases) all() []clientv3.LeaseID {
@@ -186,11 +218,15 @@ func (l *leases) all() []clientv3.LeaseID {
 }
 
 // gone reports whether err says that etcd does not know a lease any more, as after
-// it went back to an older state, and forgets the one for long and those of ids that
+// it went back to an older state, and forgets the one for long and those of list that
 // are gone.
-func (r *Routes) gone(ctx context.Context, err error, ids ...clientv3.LeaseID) bool {
+func (r *Routes) gone(ctx context.Context, err error, list ...writes) bool {
 	if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return false
+	}
+	ids := make([]clientv3.LeaseID, len(list))
+	for i, w := range list {
+		ids[i] = w.lease
 	}
 	slices.Sort(ids)
 	for _, id := range append(slices.Compact(ids), r.leases.forLong(time.Time{})) {
@@ -231,7 +267,7 @@ func (l *leases) drop(id clientv3.LeaseID) {
 	}
 	l.list = slices.DeleteFunc(l.list, func(x lease) bool { return x.id == id })
 	for s, x := range l.of {
-		if x == id {
+		if x.id == id {
 			delete(l.of, s)
 		}
 	}

@@ -38,7 +38,7 @@ func (h *hanging) Grant(ctx context.Context, _ int64) (*clientv3.LeaseGrantRespo
 func hangingRoutes() (*Routes, *hanging) {
 	h := &hanging{let: make(chan struct{})}
 	r := &Routes{client: &clientv3.Client{Lease: h}, now: time.Now}
-	r.leases.of = map[im.SessionID]clientv3.LeaseID{}
+	r.leases.of = map[im.SessionID]share{}
 	return r, h
 }
 

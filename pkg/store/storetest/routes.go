@@ -391,9 +391,44 @@ func claimMany(k *routeKit) {
 	if _, err := k.s.ClaimMany(k.ctx(), make([]store.Claiming, store.MaxClaims+1)); im.ReasonOf(err) != clientv1.Reason_REASON_BAD_REQUEST {
 		k.Errorf("too many: %v", err)
 	}
+	crowd(k)
 	if out, err := k.s.ClaimMany(k.ctx(), nil); err != nil || len(out) > 0 {
 		k.Errorf("none: %v, %v", out, err)
 	}
+}
+
+// crowd claims for many logins of one user at once, of whom one is left.
+func crowd(k *routeKit) {
+	list, routes, left := make([]store.Claiming, 60), map[im.SessionID]store.Route{}, map[im.SessionID]bool{}
+	for i := range list {
+		x := route("crowd", im.LoginID(fmt.Sprint("l", i)), "d", im.Phone)
+		list[i] = store.Claiming{Route: x, Policy: store.Policy{Mode: store.KickOld}}
+		routes[x.Session], left[x.Session] = x, true
+	}
+	out, err := k.s.ClaimMany(k.ctx(), list)
+	if err != nil {
+		k.Fatal(err)
+	}
+	var last uint64
+	var newest im.SessionID
+	for i, c := range out {
+		if c.Err != nil {
+			k.Errorf("claim %d of one user: %v", i, c.Err)
+		}
+		if c.Claim.Epoch > last {
+			last, newest = c.Claim.Epoch, list[i].Route.Session
+		}
+		for _, x := range c.Claim.Replaced {
+			if !left[x.Session] {
+				k.Errorf("%s is replaced twice", x.Session)
+			}
+			delete(left, x.Session)
+		}
+	}
+	if len(left) != 1 || !left[newest] {
+		k.Errorf("not replaced are %v; the newest is %s", left, newest)
+	}
+	k.same("many of one user", k.sessions("crowd"), routes[newest])
 }
 
 // routeProperty checks after each random claim what must hold of the answer
