@@ -1,6 +1,7 @@
 package split
 
 import (
+	"maps"
 	"syscall"
 	"testing"
 	"time"
@@ -17,7 +18,8 @@ import (
 // spectator is a session that watches others.
 type spectator struct {
 	*testenv.Client
-	t *testing.T
+	t     *testing.T
+	known map[string]bool // who is online, as told
 }
 
 // watches lets a session write to users, which is what lets it see them, and watch
@@ -32,17 +34,25 @@ func watches(t *testing.T, c *testenv.Client, users ...string) (*spectator, map[
 	for _, u := range answer.GetPresence().GetUsers() {
 		online[u.UserId] = u.Online
 	}
-	return &spectator{c, t}, online
+	return &spectator{c, t, maps.Clone(online)}, online
 }
 
-// sees waits for the next event, which has to be this one.
+// sees waits for the next event that tells something new, which has to be this one. What
+// began just before the watch is in its answer, and may be told once more.
 func (s *spectator) sees(user string, online bool) *clientv1.UserPresence {
 	s.t.Helper()
-	f := s.Take("an event of "+user, func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
-	if u := f.GetPresence().Users; len(u) != 1 || u[0].UserId != user || u[0].Online != online {
-		s.t.Fatalf("saw %v, want %s online %v", u, user, online)
+	for {
+		f := s.Take("an event of "+user, func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
+		u := f.GetPresence().Users
+		if len(u) == 1 && u[0].UserId != user && s.known[u[0].UserId] == u[0].Online {
+			continue
+		}
+		if len(u) != 1 || u[0].UserId != user || u[0].Online != online {
+			s.t.Fatalf("saw %v, want %s online %v", u, user, online)
+		}
+		s.known[user] = online
+		return u[0]
 	}
-	return f.GetPresence().Users[0]
 }
 
 // leads tells which process with the scheduler role leads.
