@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"os"
 	"sync"
@@ -21,6 +20,9 @@ const (
 	// logPages is how many pages the log may hold before it begins anew, in
 	// which the writer waits for a moment.
 	logPages = 6000
+	// logPagesLeft is how many pages may be left to copy for that. More are left
+	// while a reader stays at an old snapshot, and then waiting would be in vain.
+	logPagesLeft = logPages / 4
 	// logPagesAtMost is when the writer itself copies, after its commit: a single
 	// transaction was large, or nobody else could.
 	logPagesAtMost = 32_000
@@ -43,31 +45,27 @@ type checkpointer struct {
 	quit, done chan struct{}
 }
 
-// beginCheckpoints copies until end.
-func beginCheckpoints(w *writer, path string, log *zap.Logger) (*checkpointer, error) {
-	db, err := connect(path, 1, "rw", "busy_timeout(5000)", "synchronous(FULL)")
+// newCheckpointer opens what copying needs; run copies.
+func newCheckpointer(w *writer, path string, log *zap.Logger) (*checkpointer, error) {
+	// The timeout is how long the writer waits at most for readers who use the log.
+	db, err := connect(path, 1, "rw", "busy_timeout(20)", "synchronous(FULL)")
 	if err != nil {
 		return nil, err
 	}
-	data, err := os.Open(path)
+	data, err := os.OpenFile(path, os.O_RDWR, 0) // to flush needs the right to write on some systems
 	if err != nil {
 		return nil, errors.Join(fileFault(path, err), db.Close())
 	}
-	c := &checkpointer{w: w, log: log, conn: conn{db: db}, data: data, seen: w.committed.Load(), quit: make(chan struct{}), done: make(chan struct{})}
-	go c.run()
-	return c, nil
+	return &checkpointer{w: w, log: log, conn: conn{db: db}, data: data, seen: w.committed.Load(), quit: make(chan struct{}), done: make(chan struct{})}, nil
 }
 
-// end waits for a copy that is under way, and closes the connection. The file
-// stays open until free.
+// end waits for a copy that is under way, and closes the connection, not the file.
 func (c *checkpointer) end() {
 	c.once.Do(func() { close(c.quit) })
 	<-c.done
 }
 
-// free closes the file; no connection may be open any more.
-func (c *checkpointer) free() error { return c.data.Close() }
-
+// run copies until end.
 func (c *checkpointer) run() {
 	defer close(c.done)
 	tick := time.NewTicker(checkpointPause)
@@ -94,10 +92,15 @@ func (c *checkpointer) run() {
 	}
 }
 
+const (
+	sqlCopy  = `PRAGMA wal_checkpoint(PASSIVE)` // waits for nobody
+	sqlRenew = `PRAGMA wal_checkpoint(RESTART)` // and then waits until nobody reads from the log
+)
+
 // look copies what can be copied beside the writer, and all if the log is long.
 func (c *checkpointer) look() error {
-	pages, err := c.copy()
-	if err != nil || pages < logPages {
+	pages, copied, err := c.copy(sqlCopy)
+	if err != nil || pages < logPages || pages-copied > logPagesLeft {
 		return err
 	}
 	if err := c.data.Sync(); err != nil { // what is left to flush then is little
@@ -109,20 +112,19 @@ func (c *checkpointer) look() error {
 		return nil
 	}
 	defer func() { <-c.w.turn }()
-	_, err = c.copy()
+	_, _, err = c.copy(sqlRenew)
 	return err
 }
 
 // copy copies pages up to the oldest that a reader still needs, and returns how
-// many the log holds.
-func (c *checkpointer) copy() (pages int64, err error) {
+// many the log holds and how many of them are copied; -1 if somebody else copies.
+func (c *checkpointer) copy(query string) (pages, copied int64, err error) {
 	if err := c.conn.open(context.Background()); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	var busy, copied int64
-	err = c.conn.row("PRAGMA wal_checkpoint(PASSIVE)", nil, &busy, &pages, &copied)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return 0, errors.Join(err, c.conn.drop())
+	var busy int64
+	if err := c.conn.row(query, nil, &busy, &pages, &copied); err != nil {
+		return 0, 0, errors.Join(err, c.conn.drop())
 	}
-	return pages, nil
+	return pages, copied, nil
 }

@@ -1,43 +1,176 @@
 package sqlite
 
 import (
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
-// While commits follow each other, the log is copied beside them and begins anew,
-// long before the writer has to copy it itself.
-func TestTheLogBeginsAnew(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "imd.db")
-	s := openAt(t, path)
-	defer s.Close()
-	if err := s.w.run(t.Context(), func(tx *tx) error {
-		tx.changed = true
-		_, err := tx.exec(`CREATE TABLE scratch (b BLOB)`)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	const page = 4096
-	var longest int64
-	for range logPagesAtMost / 8 { // 9 pages or more each
-		err := s.w.run(t.Context(), func(tx *tx) error {
+// fill commits rows of some pages, and looks now and then. It returns how many pages
+// the log held at most.
+func fill(t *testing.T, s *Store, path string, look func() error) (longest int64) {
+	t.Helper()
+	const page, commits, each, pause = 4096, 400, 40, 50
+	write := func(query string, args ...any) {
+		t.Helper()
+		if err := s.w.run(t.Context(), func(tx *tx) error {
 			tx.changed = true
-			_, err := tx.exec(`INSERT INTO scratch VALUES (zeroblob(?))`, 8*page)
+			_, err := tx.exec(query, args...)
 			return err
-		})
-		if err != nil {
+		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+	write(`CREATE TABLE scratch (b BLOB)`)
+	for n := range commits {
+		write(`INSERT INTO scratch VALUES (zeroblob(?))`, each*page)
 		fi, err := os.Stat(path + "-wal")
 		if err != nil {
 			t.Fatal(err)
 		}
 		longest = max(longest, fi.Size()/page)
+		if n%pause == pause-1 {
+			if err := look(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	if longest > logPagesAtMost*3/4 {
-		t.Errorf("the log held %d pages", longest)
+	return longest
+}
+
+// byHand ends the goroutine of the checkpoints, and gives another checkpointer,
+// which looks when the test says so.
+func byHand(t *testing.T, s *Store, path string) *checkpointer {
+	t.Helper()
+	s.checkpoints.end()
+	c, err := newCheckpointer(s.w, path, s.w.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the store is closed
+		if err := errors.Join(s.Close(), c.conn.drop(), c.conn.db.Close(), c.data.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// While commits follow each other, the log is copied beside them and begins anew at
+// the first look after it is long.
+func TestTheLogBeginsAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, path)
+	c := byHand(t, s, path)
+	if n := fill(t, s, path, c.look); n > logPages*3/2 {
+		t.Errorf("the log held %d pages", n)
+	}
+}
+
+// hold begins to read at the newest snapshot, and goes on until free.
+func hold(t *testing.T, s *Store) (free func()) {
+	t.Helper()
+	began, release, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		ended <- s.read(t.Context(), func(c *conn) error {
+			defer func() { <-release }()
+			defer close(began)
+			var n int64
+			return c.row(`SELECT count(*) FROM sqlite_schema`, nil, &n)
+		})
+	}()
+	<-began
+	return func() {
+		close(release)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// It does so too where somebody always reads: the writer waits a moment for those who
+// still use the log.
+func TestTheLogBeginsAnewBesideReaders(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, path)
+	c := byHand(t, s, path)
+	fill(t, s, path, func() error { return nil })
+	head := func() string { // another one when the log has begun anew
+		t.Helper()
+		f, err := os.Open(path + "-wal")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		b := make([]byte, 32)
+		if _, err := io.ReadFull(f, b); err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	first := head()
+	const tries = 20 // on a machine with much to do a reader may come late, but not always
+	for n := range tries {
+		free := hold(t, s)
+		looked, committed, freed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		go func() { // ends a little after the turn is taken, if that is waited for, else after the commit
+			defer close(freed)
+			defer free()
+			for len(s.w.turn) == 0 {
+				select {
+				case <-looked:
+					<-committed
+					return
+				case <-time.After(100 * time.Microsecond):
+				}
+			}
+			select {
+			case <-looked:
+				<-committed
+			case <-time.After(5 * time.Millisecond):
+			}
+		}()
+		err := c.look()
+		close(looked)
+		if err != nil {
+			t.Error(err)
+		}
+		sendOne(t, s, n)
+		close(committed)
+		<-freed
+		if head() != first {
+			return
+		}
+	}
+	t.Error("the log did not begin anew")
+}
+
+// A reader that stays at a snapshot makes nobody wait: not at an old one, where the
+// writer's turn is not even asked for, and hardly at one that is nearly new.
+func TestTheLogBesideASlowReader(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, path)
+	c := byHand(t, s, path)
+	free := hold(t, s)
+	fill(t, s, path, func() error { return nil })
+	s.w.turn <- struct{}{}
+	if err := c.look(); err != nil { // waits for the turn for ever if it asks
+		t.Error(err)
+	}
+	<-s.w.turn
+	free()
+
+	free = hold(t, s)
+	defer free()
+	sendOne(t, s, 0)
+	began := time.Now()
+	if err := c.look(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the writer waited for a reader for %v", took)
 	}
 }
 

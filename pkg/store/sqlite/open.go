@@ -80,10 +80,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cp, err := beginCheckpoints(w, o.Path, o.Log)
+	cp, err := newCheckpointer(w, o.Path, o.Log)
 	if err != nil {
 		return nil, errors.Join(err, rdb.Close())
 	}
+	go cp.run()
 	s := &Store{w: w, readers: make(chan *conn, readers), checkpoints: cp}
 	s.intake.Know = s.knowAll
 	for range readers {

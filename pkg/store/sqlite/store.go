@@ -130,12 +130,14 @@ func (s *Store) Close() error {
 	for _, c := range s.all {
 		s.readers <- c // calls that come too late are told so
 	}
-	errs = append(errs, s.all[0].db.Close(), s.w.stop(), s.checkpoints.free())
+	errs = append(errs, s.all[0].db.Close(), s.w.stop(s.checkpoints.data))
 	return errors.Join(errs...)
 }
 
-// stop marks the database as closed in order and frees everything.
-func (w *writer) stop() error {
+// stop marks the database as closed in order and frees everything. data, the
+// checkpointer's, is closed after all connections, because that gives up the locks
+// which this process has on the database, and before the next store may open it.
+func (w *writer) stop(data *os.File) error {
 	defer w.rest()
 	var errs []error
 	if err := w.open(context.Background()); err != nil {
@@ -143,7 +145,7 @@ func (w *writer) stop() error {
 	} else if _, err := w.exec(`UPDATE store SET clean = 1 WHERE id = 1`); err != nil && cause(err) != store.ErrFull {
 		errs = append(errs, err) // on a full disk the next start checks the database, and that is all
 	}
-	errs = append(errs, w.drop(), w.db.Close(), w.side.f.Close())
+	errs = append(errs, w.drop(), w.db.Close(), data.Close(), w.side.f.Close())
 	return errors.Join(errs...)
 }
 

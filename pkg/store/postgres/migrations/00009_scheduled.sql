@@ -26,7 +26,6 @@ CREATE UNIQUE INDEX scheduled_request ON scheduled (sender, request_id);
 CREATE INDEX scheduled_sender ON scheduled (sender, due_ms, id);
 CREATE INDEX scheduled_due ON scheduled (due_ms, id);
 CREATE INDEX scheduled_next ON scheduled (next_ms, id) WHERE state IN (1, 2);
-CREATE INDEX scheduled_sending ON scheduled (next_ms) WHERE state = 2;
 CREATE INDEX scheduled_open ON scheduled (sender) WHERE state IN (1, 2);
 CREATE INDEX scheduled_ended ON scheduled (ended_ms) WHERE state > 2;
 
@@ -112,7 +111,6 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  PERFORM 1 FROM scheduled s WHERE s.id = ANY (ids) ORDER BY s.next_ms, s.id FOR NO KEY UPDATE; -- in the order of claims
   UPDATE scheduled s SET state = d.state, reason = d.reason, message_id = d.message, seq = d.seq,
       next_ms = CASE WHEN d.state = 2 THEN d.next ELSE s.next_ms END,
       tries = s.tries + CASE WHEN d.state = 2 THEN 1 ELSE 0 END,

@@ -34,7 +34,7 @@ BEGIN
         SELECT e.seq, bool_and(e.server_ms < cut) OVER (ORDER BY e.seq) AS old
           FROM (SELECT f.seq, f.server_ms FROM entry f WHERE f.conv = c.num AND f.seq > c.kept ORDER BY f.seq LIMIT most - gone) e
       ) s WHERE s.old;
-      PERFORM 1 FROM conversation x WHERE x.num = c.num AND x.kept = c.kept FOR NO KEY UPDATE SKIP LOCKED; -- else another call has moved it
+      PERFORM 1 FROM conversation x WHERE x.num = c.num FOR NO KEY UPDATE SKIP LOCKED;
       IF FOUND THEN
         UPDATE conversation x SET kept = border, version = imd_xid() WHERE x.num = c.num;
         UPDATE entry e SET body = NULL WHERE e.conv = c.num AND e.seq > c.kept AND e.seq <= border AND e.body_hash IS NOT NULL;

@@ -39,7 +39,7 @@ BEGIN
       WHERE NOT EXISTS (SELECT 1 FROM mute x WHERE x.user_id = u.who AND x.conversation_id = u.conv AND x.until_ms > now_ms)
       ORDER BY u.who, u.conv, u.seq DESC
     ON CONFLICT (user_id, conversation_id) DO UPDATE SET seq = excluded.seq, message_id = excluded.message_id, at_ms = excluded.at_ms,
-      due_ms = CASE WHEN p.state = 2 OR p.state = 1 AND p.tries > 0 THEN greatest(excluded.due_ms, p.due_ms) ELSE excluded.due_ms END,
+      due_ms = CASE p.state WHEN 2 THEN greatest(excluded.due_ms, p.due_ms) ELSE excluded.due_ms END,
       tries = CASE WHEN p.state IN (2, 3) OR p.tries > 0 THEN 1 ELSE 0 END, state = 1, sender = excluded.sender
       WHERE p.seq < excluded.seq;
   RETURN 0;

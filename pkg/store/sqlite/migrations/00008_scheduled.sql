@@ -26,6 +26,5 @@ CREATE UNIQUE INDEX scheduled_request ON scheduled (sender, request_id);
 CREATE INDEX scheduled_sender ON scheduled (sender, due_ms, id);
 CREATE INDEX scheduled_due ON scheduled (due_ms, id);
 CREATE INDEX scheduled_next ON scheduled (next_ms, id) WHERE state IN (1, 2);
-CREATE INDEX scheduled_sending ON scheduled (next_ms) WHERE state = 2;
 CREATE INDEX scheduled_open ON scheduled (sender) WHERE state IN (1, 2);
 CREATE INDEX scheduled_ended ON scheduled (ended_ms) WHERE state > 2;
