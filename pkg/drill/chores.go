@@ -266,6 +266,7 @@ func (l *listener) ready(all []int64) bool {
 // listen stays until it is to finish. A program that ended is started again.
 func (l *listener) listen(ctx context.Context) {
 	for {
+		online := false
 		c, err := imd.Connect(ctx, l.gate.proxy.Address(), l.options())
 		if err == nil {
 			l.use(c)
@@ -273,7 +274,7 @@ func (l *listener) listen(ctx context.Context) {
 			case <-c.Done():
 			case <-ctx.Done():
 			case <-l.end:
-				if c.State() == imd.Online {
+				if online = c.State() == imd.Online; online {
 					l.x.record(history.Record{T: l.x.now(), Kind: history.Listener, User: l.user, Device: listeningDevice})
 				}
 			}
@@ -282,6 +283,9 @@ func (l *listener) listen(ctx context.Context) {
 		}
 		select {
 		case <-l.end:
+			if !online && ctx.Err() == nil {
+				l.x.d.trouble("%s was not online in the end, so nothing is known of what it was to show: %v", l.user, err)
+			}
 			return
 		default:
 		}

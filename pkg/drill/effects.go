@@ -38,7 +38,8 @@ type effects struct {
 	events  *receiver
 	pushes  *receiver
 
-	chores    sync.WaitGroup
+	chores    sync.WaitGroup // what is asked of leaders, and the answers
+	listening sync.WaitGroup
 	listeners []*listener
 
 	mu      sync.Mutex
@@ -75,6 +76,7 @@ func (x *effects) ready() error {
 	for end := time.Now().Add(outboxReady); ; {
 		res, err := x.stand(x.d.ctx)
 		if err == nil && res.GetOn() && known(res.GetReceivers()) {
+			x.record(history.Record{T: x.now(), Kind: history.Receiver, Name: x.events.name})
 			return nil
 		}
 		if !hold(x.d.ctx, callPause) {
@@ -141,23 +143,46 @@ func (x *effects) begin(ctx context.Context, until time.Time) {
 	for i := range listenersAll {
 		l := x.listener(listenerName(i), gates[i%len(gates)])
 		x.listeners = append(x.listeners, l)
-		x.chores.Go(func() { l.listen(x.d.ctx) })
+		x.listening.Go(func() { l.listen(x.d.ctx) })
 	}
 	x.chores.Go(func() { all.Wait(); cancel() })
 }
 
-// settle waits until everybody was told of everything, or should have been. Dead letters are told
-// once more, as an operator would.
+// settle waits until everything asked for has its answer and everybody was told of everything, or
+// should have been. Dead letters are told once more, as an operator would.
 func (x *effects) settle(ctx context.Context) {
-	for end := time.Now().Add(outboxDone); time.Now().Before(end) && !x.done(ctx) && hold(ctx, callPause); {
+	x.chores.Wait()
+	if !x.allDone(ctx) && ctx.Err() == nil {
+		x.d.trouble("not everybody was told of everything within %v", outboxDone)
 	}
 	for _, l := range x.listeners {
 		l.finish()
 	}
-	x.chores.Wait()
+	x.listening.Wait()
 }
 
+// allDone waits until it is so at two looks in a row: what was committed a moment before the
+// first may be no event yet.
+func (x *effects) allDone(ctx context.Context) bool {
+	before := false
+	for end := time.Now().Add(outboxDone); time.Now().Before(end); {
+		now := x.done(ctx)
+		if now && before {
+			return true
+		}
+		before = now
+		if !hold(ctx, callPause) {
+			break
+		}
+	}
+	return false
+}
+
+// done is one look. What becomes events is looked at before the events.
 func (x *effects) done(ctx context.Context) bool {
+	if !x.nothingScheduled(ctx) || !x.allNoticed() {
+		return false
+	}
 	res, err := x.stand(ctx)
 	if err != nil || res.GetPushesDue()+res.GetPushesWithdraw() > 0 {
 		return false
@@ -170,7 +195,7 @@ func (x *effects) done(ctx context.Context) bool {
 			return false
 		}
 	}
-	return x.nothingScheduled(ctx) && x.allNoticed()
+	return true
 }
 
 // revive has dead letters told once more.

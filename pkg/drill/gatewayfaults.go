@@ -97,6 +97,7 @@ func (f *fault) files(ctx context.Context) error {
 			f.b.crashed(fmt.Sprintf("node %s takes no connections %.1f s after it may open files again; see %s", f.n.spec.Name, time.Since(began).Seconds(), f.n.logPath))
 			break
 		}
+		hold(again, callPause)
 	}
 	if entered() {
 		return errors.New("somebody new came in, so the limit was not reached")

@@ -18,6 +18,10 @@ func TestLayouts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	l, err = parseLayout([]byte("etcd: 1\npostgres: true\nnodes: [{name: a, roles: all, clients: true}, {name: b, roles: all}]"))
+	if cut, kill := traitOf(LeaderCut).why(l), traitOf(LeaderKill).why(l); err != nil || !strings.Contains(cut, "several processes") || kill != "" {
+		t.Errorf("two nodes of all roles, which are on no network: %v, a leader cannot be cut off because the drill %q, and cannot be killed because it %q", err, cut, kill)
+	}
 	for text, want := range map[string]string{
 		"":         "no nodes",
 		"nodes: 7": "unmarshal",

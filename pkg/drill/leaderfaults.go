@@ -79,6 +79,9 @@ func (f *fault) catch(ctx context.Context) (*node, error) {
 		if err := writeRules(n.rules, n.standing); err != nil {
 			return n, err
 		}
+		if where == "none" { // it runs, and is to know the rules before it stands still
+			hold(ctx, 100*ms)
+		}
 	}
 	f.b.caught(where)
 	return n, n.signal(syscall.SIGSTOP)

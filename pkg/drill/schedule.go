@@ -199,7 +199,7 @@ var traits = []trait{
 	{kind: ReceiverTwice, area: receivers, min: 2000 * ms, max: 5000 * ms, effects: true, levels: whoIsTold},
 	{kind: LeaderKill, area: nodes, min: 500 * ms, max: 3000 * ms, leaders: true, levels: JobsOfLeaders()},
 	{kind: LeaderPause, area: nodes, min: 4500 * ms, max: 8000 * ms, leaders: true, levels: JobsOfLeaders()},
-	{kind: LeaderCut, area: nodes, min: 4500 * ms, max: 8000 * ms, leaders: true, levels: JobsOfLeaders()},
+	{kind: LeaderCut, area: nodes, min: 4500 * ms, max: 8000 * ms, leaders: true, split: true, levels: JobsOfLeaders()},
 	{kind: RingChurn, area: etcds, min: 9000 * ms, max: 15_000 * ms, split: true, long: true},
 }
 

@@ -41,8 +41,8 @@
 //     fault, or it counts as left behind. Open is written once for each life of
 //     a conversation on a device, Have whenever the device connects again; without
 //     an Open the device begins at nothing.
-//   - A receiver that is told of events is told of all from before the first row,
-//     and the run ends when it has been told of the last one, or should have been. The
+//   - A receiver that is told of events, or has a Receiver record, is told of all from before
+//     the first row, and the run ends when it has been told of the last one, or should have been. The
 //     same holds for scheduled messages and announcements.
 //   - A Row's Hash and a send's are made by one function, and the Name of a Resync
 //     is the data_epoch, if it is known.

@@ -58,6 +58,8 @@ const (
 	// event, User who is to be notified. Ack ok = it took it; fail = it said that it did not; unknown = it did
 	// not say. Dup = it was told that this may be a repeat.
 	Told Kind = "told"
+	// Receiver: Name is to be told of every event.
+	Receiver Kind = "receiver"
 	// Sleeper: User has no device but to read with, and is notified of what others write in Conv.
 	Sleeper Kind = "sleeper"
 	// ReadUp: User has read Conv up to Seq; Ack ok or unknown.

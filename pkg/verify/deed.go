@@ -23,11 +23,11 @@ type deed struct {
 }
 
 // deedKinds are the kinds of records in effects.log.
-var deedKinds = []history.Kind{history.Told, history.Sleeper, history.ReadUp, history.Schedule, history.Cancel, history.Announce, history.Withdraw,
+var deedKinds = []history.Kind{history.Told, history.Receiver, history.Sleeper, history.ReadUp, history.Schedule, history.Cancel, history.Announce, history.Withdraw,
 	history.Notice, history.Listener}
 
 // unanswered are those of them that carry no answer.
-var unanswered = []history.Kind{history.Sleeper, history.Notice, history.Listener}
+var unanswered = []history.Kind{history.Receiver, history.Sleeper, history.Notice, history.Listener}
 
 // deed checks a record of effects.log and keeps it.
 func (l *loader) deed(r *history.Record, p at) error {
@@ -42,6 +42,8 @@ func (l *loader) deed(r *history.Record, p at) error {
 		return fmt.Errorf("a %s with the unknown answer %q", r.Kind, r.Ack)
 	case r.Kind == history.Told && (r.Name == "" || r.Entry == "" || r.Reason == "" || r.Conv == "" || r.Seq < 1 || notice && r.User == ""):
 		return errors.New("something was told without receiver, key, type, conversation or seq, or of nobody")
+	case r.Kind == history.Receiver && r.Name == "":
+		return errors.New("a receiver without name")
 	case (r.Kind == history.Sleeper || r.Kind == history.ReadUp || r.Kind == history.Schedule) && (r.User == "" || r.Conv == ""):
 		return fmt.Errorf("a %s without user or conversation", r.Kind)
 	case (r.Kind == history.Schedule && d.ack == ackOK || r.Kind == history.Cancel) && r.Name == "":

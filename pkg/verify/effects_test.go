@@ -12,6 +12,7 @@ import (
 // was shown.
 func served() *book {
 	b := first()
+	b.effect(history.Record{T: second, Kind: history.Receiver, Name: "shop"})
 	for seq := int64(1); seq <= 3; seq++ {
 		b.told(seq*10*second+second/10, seq, history.AckOK)
 	}
@@ -63,6 +64,9 @@ func TestJudgeOfEffects(t *testing.T) {
 			b.drops(history.Told, 1, "message.committed")
 			b.told(10*second, 1, history.AckUnknown)
 		}, "never took it"},
+		{"a receiver that is told nothing at all", func(b *book) {
+			b.drop(func(r *history.Record) bool { return r.Kind == history.Told && r.Name == "shop" })
+		}, "shop was never told"},
 		{"an event told too early", func(b *book) { b.told(15*second, 3, history.AckFail) }, "after a later one"},
 		{"a message of which nobody without a device hears", func(b *book) { b.drops(history.Told, 3, history.TypePush) }, "never notified"},
 		{"the same, read at once", func(b *book) {

@@ -17,20 +17,27 @@ type audience struct {
 	tries  int
 }
 
-// audiences are the receivers of events, in the order in which they were told first.
+// audiences are the receivers of events: those that are to be told of all, and any others, in
+// the order in which they were told first.
 // bad hears what is wrong with a telling, and the one that it does not go with.
 func (x *index) audiences(bad func(d, other *deed, what string)) (all []*audience) {
 	by := map[name]*audience{}
-	for _, d := range x.deedsOf(history.Told) {
-		if d.notice() {
-			continue
-		}
+	of := func(d *deed) *audience {
 		a := by[d.name]
 		if a == nil {
 			a = &audience{name: d.name, byKey: map[name]*deed{}, byNum: map[int64]*deed{}, first: map[spot]*deed{}, taken: map[spot]bool{}, newest: map[name]*deed{}}
 			by[d.name], all = a, append(all, a)
 		}
-		if what, other := a.hear(d); what != "" {
+		return a
+	}
+	for _, d := range x.deedsOf(history.Receiver) {
+		of(d)
+	}
+	for _, d := range x.deedsOf(history.Told) {
+		if d.notice() {
+			continue
+		}
+		if what, other := of(d).hear(d); what != "" {
 			bad(d, other, what)
 		}
 	}
@@ -97,7 +104,7 @@ func (c *check) events() string {
 			}
 		}
 	}
-	if tries == 0 {
+	if len(all) == 0 {
 		return ""
 	}
 	return fmt.Sprintf("%d events were told in %d requests", len(c.rows)*len(all), tries)

@@ -94,6 +94,16 @@ func (m *mutant) neverTold() string {
 	return m.about(d)
 }
 
+// toldNothing keeps all events from a receiver that is to be told of them.
+func (m *mutant) toldNothing() string {
+	d, ok := choose(m.rng, m.deedsThat(ofKind(history.Receiver)))
+	if !ok {
+		return ""
+	}
+	m.dropDeeds(func(o *deed) bool { return event(o) && o.name == d.name })
+	return "receiver " + m.names.text(d.name)
+}
+
 // toldEarly moves an event before the one in front of it.
 func (m *mutant) toldEarly() string {
 	audiences := m.good.audiences(func(*deed, *deed, string) {})

@@ -75,6 +75,7 @@ var mutations = map[string][]kind{
 		{"an effect with a token of nobody", changeAct(history.Effect, func(a *act) { a.n += 1 << 40 })},
 		{"a token given twice", addAct(history.Claim, func(a *act) { a.user = nameMade })},
 		{"an event never told", (*mutant).neverTold},
+		{"a receiver that is told nothing", (*mutant).toldNothing},
 		{"an event never taken", changeEvent(func(d *deed) { d.ack = ackFail })},
 		{"an event told with another content", changeEvent(func(d *deed) { d.hash = nameMade })},
 		{"a repeat with another content", copyDeed(event, func(d *deed) { d.hash = nameMade })},

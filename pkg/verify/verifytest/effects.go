@@ -31,7 +31,8 @@ func (g *generator) effects() {
 			r.N = number[r.Entry]
 		}
 	}
-	all := append(told, g.announcements()...)
+	all := append(told, history.Record{T: ms, Kind: history.Receiver, Name: "events"})
+	all = append(all, g.announcements()...)
 	g.inOrder("effects.log", all)
 }
 
