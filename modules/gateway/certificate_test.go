@@ -350,7 +350,7 @@ func TestTheFileLimitIsFollowed(t *testing.T) {
 	for _, tt := range []struct {
 		files                uint64
 		connections, sockets int
-	}{{1000, 300, 1000 - stores}, {350, 350 - spare, 350 - stores}, {10, spare, 2*spare - stores}} {
+	}{{1000, 300, 1000 - stores}, {350, 350 - spare, 350 - stores}, {256, 256 - spare, 256 - stores}, {200, 50, 100}, {10, 2, 5}} {
 		if got := w.g.ceiling(tt.files); got != tt.connections || w.g.sockets.most != tt.sockets {
 			t.Errorf("with %d files: %d connections, %d sockets", tt.files, got, w.g.sockets.most)
 		}

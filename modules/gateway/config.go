@@ -30,7 +30,7 @@ type Config struct {
 	TrustedProxies []string `mapstructure:"trusted_proxies" doc:"Addresses or networks of proxies whose X-Forwarded-For is believed, as 10.0.0.0/8; default none."`
 	// MaxConnections is how many sockets are held at most; 0 = as many as the
 	// process may open files, but for a few.
-	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 0 to 10000000; 0, the default, means as many as the process may open files, less 164."`
+	MaxConnections int `mapstructure:"max_connections" doc:"Client connections held at most; more get 503. 0 to 10000000; 0, the default, means as many as the process may open files, less 164, but at least a quarter of them."`
 	// MemoryLimit is what the process may take, in bytes; 0 = what its control
 	// group may.
 	MemoryLimit int `mapstructure:"memory_limit" doc:"Memory the process may take, in bytes: near it newcomers are refused, then the slowest connections closed. 0 to 1099511627776; 0, the default, means the limit of its control group, or none."`

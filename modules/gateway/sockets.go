@@ -205,8 +205,8 @@ func (g *Gateway) setCeiling() {
 // ceiling puts in force, and returns, how many connections are taken if the
 // process may open so many files.
 func (g *Gateway) ceiling(files uint64) int {
-	files = min(max(files, 2*spareFiles), 10_000_000)
-	most := int(files - spareFiles)
+	open := int(min(files, 10_000_000))
+	most := max(open-spareFiles, open/4) // with few files, each side has its share
 	if g.cfg.MaxConnections > 0 {
 		most = min(most, g.cfg.MaxConnections)
 	}
@@ -214,7 +214,7 @@ func (g *Gateway) ceiling(files uint64) int {
 	if g.Capacity != nil {
 		g.Capacity(most)
 	}
-	g.sockets.setMost(int(files - storeFiles - yieldFiles))
+	g.sockets.setMost(max(open-storeFiles-yieldFiles, open/2))
 	return most
 }
 
