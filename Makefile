@@ -75,6 +75,10 @@ example: ## Write config.example.yaml anew from the configuration structs
 web: web/node_modules ## Build the chat page into web/dist
 	cd web && npm run dist
 
+# The generators share the compile of the build.
+gen openapi: export CGO_ENABLED = 0
+gen openapi: export GOFLAGS += -trimpath
+
 .PHONY: gen
 gen: web/node_modules ## Generate code from proto/
 	buf lint
