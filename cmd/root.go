@@ -53,14 +53,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.errOut)
-	err := root.ExecuteContext(ctx)
+	called, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
 	var ran *ranError
 	if !errors.As(err, &ran) {
 		f := usagef("%v", err)
-		f.Hint = "see imd --help"
+		f.Hint = "see " + called.CommandPath() + " --help"
 		f.print(a.errOut, wantsJSON(args))
 		return f.Exit
 	}
@@ -138,9 +138,13 @@ func markRan(c *cobra.Command) {
 	}
 }
 
+// together is within what time the same signal counts once: programs that start
+// others, such as timeout and npm, pass on what the whole group got already.
+const together = 500 * time.Millisecond
+
 // untilSignal is a context that ends at the first SIGINT or SIGTERM, or when
 // the terminal is gone. A second signal ends the process at once, with status
-// 130. release undoes both.
+// 130, unless it repeats the first within moments. release undoes both.
 func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(parent)
 	ch := make(chan os.Signal, 2) // one for each signal that matters
@@ -150,22 +154,36 @@ func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Con
 		signal.Notify(ch, syscall.SIGHUP)
 	}
 	go func() {
-		select {
-		case s := <-ch:
-			first(s)
-			cancel()
-		case <-done:
-			return
-		}
-		select {
-		case <-ch:
+		if signals(ch, done, func(s os.Signal) { first(s); cancel() }) {
 			os.Exit(exitInterrupted)
-		case <-done:
 		}
 	}()
 	return ctx, func() {
 		signal.Stop(ch)
 		close(done)
 		cancel()
+	}
+}
+
+// signals calls first for the first signal and reports whether a second one came
+// before done.
+func signals(ch <-chan os.Signal, done <-chan struct{}, first func(os.Signal)) (second bool) {
+	var s os.Signal
+	select {
+	case s = <-ch:
+	case <-done:
+		return false
+	}
+	at := time.Now()
+	first(s)
+	for {
+		select {
+		case again := <-ch:
+			if again != s || time.Since(at) >= together {
+				return true
+			}
+		case <-done:
+			return false
+		}
 	}
 }
