@@ -110,6 +110,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 // others refuse arguments they do not know.
 func markRan(c *cobra.Command) {
 	if run := c.RunE; run != nil {
+		c.Args = tellArgs(c.Args)
 		c.RunE = func(c *cobra.Command, args []string) error {
 			if err := run(c, args); err != nil {
 				return &ranError{err}
@@ -135,6 +136,25 @@ func markRan(c *cobra.Command) {
 	}
 	for _, sub := range c.Commands() {
 		markRan(sub)
+	}
+}
+
+// tellArgs says which argument is one too many, or how the command is used, where
+// cobra counts them or speaks of commands.
+func tellArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	if check == nil {
+		return nil
+	}
+	return func(c *cobra.Command, args []string) error {
+		if check(c, args) == nil {
+			return nil
+		}
+		for n := len(args) - 1; n >= 0; n-- {
+			if check(c, args[:n]) == nil {
+				return fmt.Errorf("unexpected argument %q", args[n])
+			}
+		}
+		return fmt.Errorf("an argument is missing: %s", c.UseLine())
 	}
 }
 
