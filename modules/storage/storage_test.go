@@ -397,6 +397,11 @@ func (pooledMessages) Pools() []store.Pool {
 	return []store.Pool{{Name: "read", Most: 8, Open: 5, InUse: 2, Waits: 7, Waited: 1500 * time.Millisecond, GivenUp: 3}}
 }
 
+// loggedMessages is a message store with a log.
+type loggedMessages struct{ *fakeMessages }
+
+func (loggedMessages) LogBytes() int64 { return 4096 }
+
 func TestPoolsAreShown(t *testing.T) {
 	reg, handle := prometheus.NewRegistry(), &store.Handle{}
 	New(DefaultConfig(), Deps{Log: zaptest.NewLogger(t), Reg: reg, Handle: handle})
@@ -421,6 +426,10 @@ func TestPoolsAreShown(t *testing.T) {
 	handle.SetMessages(&fakeMessages{})
 	if n := len(values()); n != closed {
 		t.Errorf("a store without pools shows %d values more", n-closed)
+	}
+	handle.SetMessages(loggedMessages{&fakeMessages{}})
+	if got := values()["log_bytes"]; got != 4096 {
+		t.Errorf("log_bytes is %v", got)
 	}
 	handle.SetMessages(pooledMessages{&fakeMessages{}})
 	got := values()
