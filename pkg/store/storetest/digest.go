@@ -3,6 +3,7 @@ package storetest
 import (
 	"fmt"
 	"math/rand/v2"
+	"testing"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -177,5 +178,43 @@ func lostHead(k *kit) {
 	}
 	if p := k.sync(store.SyncQuery{User: "lost-nobody", Limit: 10, Digest: true}); p.Digest != 0 {
 		k.Error("a digest of nothing")
+	}
+}
+
+// BenchmarkResume measures a sync where nothing has changed, by how many
+// conversations the user has, without and with the digest. s must be empty.
+func BenchmarkResume(b *testing.B, s store.MessageStore) {
+	for _, n := range []int{5, 200, 5000} {
+		u := im.UserID(fmt.Sprintf("u%d", n))
+		for from := 0; from < n; from += store.MaxAppendRows {
+			rows := make([]store.AppendRow, min(store.MaxAppendRows, n-from))
+			for i := range rows {
+				rows[i] = to(im.UserID(fmt.Sprintf("%s-%d", u, from+i)), u, "x")
+			}
+			if res, err := s.Append(b.Context(), rows); err != nil || res[0].Err != nil {
+				b.Fatal(err, res)
+			}
+		}
+		q := store.SyncQuery{User: u, Limit: store.MaxSyncPage}
+		for {
+			p, err := s.Sync(b.Context(), q)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if q.Token = p.Token; !p.More {
+				break
+			}
+		}
+		for name, digest := range map[string]bool{"plain": false, "digest": true} {
+			q := q
+			q.Digest = digest
+			b.Run(fmt.Sprintf("conversations=%d/%s", n, name), func(b *testing.B) {
+				for b.Loop() {
+					if _, err := s.Sync(b.Context(), q); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }
