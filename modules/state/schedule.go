@@ -58,6 +58,8 @@ type scheduled struct {
 	stored int // since the start
 	asked  time.Time
 	took   time.Duration // to count them
+
+	counting chan struct{} // closed when they are counted; nil = nobody counts
 }
 
 // hold takes a place for one more message, until it is settled; false = no more may
@@ -79,21 +81,29 @@ func (n *scheduled) hold(ctx context.Context, st store.Schedules, most int) (boo
 // count counts what is scheduled, if the last number is old. All callers wait for the
 // first count; during later ones others go by the last number. It is locked.
 func (n *scheduled) count(ctx context.Context, st store.Schedules) error {
-	now, before, stored := time.Now(), n.asked, n.stored
-	if now.Sub(before) <= min(max(scheduleCount, scheduleShare*n.took), scheduleOld) {
+	for n.asked.IsZero() && n.counting != nil {
+		first := n.counting
+		n.mu.Unlock()
+		select {
+		case <-first:
+		case <-ctx.Done():
+		}
+		n.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	now, stored := time.Now(), n.stored
+	if n.counting != nil || now.Sub(n.asked) <= min(max(scheduleCount, scheduleShare*n.took), scheduleOld) {
 		return nil
 	}
-	first := before.IsZero()
-	if !first {
-		n.asked = now
-		n.mu.Unlock()
-	}
+	n.counting = make(chan struct{})
+	n.mu.Unlock()
 	counts, err := st.ScheduledCounts(ctx)
-	if !first {
-		n.mu.Lock()
-	}
+	n.mu.Lock()
+	close(n.counting)
+	n.counting = nil
 	if err != nil {
-		n.asked = before
 		return err
 	}
 	// What was stored or held meanwhile may be counted twice, until the next count.
