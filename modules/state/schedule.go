@@ -47,40 +47,80 @@ var (
 		"How far ahead a message may be scheduled.")
 )
 
-// scheduled remembers for a moment how many messages are scheduled. Safe for
+// scheduled remembers for a moment how many messages are scheduled, and holds the
+// places of those that are on their way to the store. What this node stores never
+// passes the limit; what others have stored is known from the last count. Safe for
 // concurrent use.
 type scheduled struct {
-	mu    sync.Mutex
-	open  int
-	asked time.Time
-	took  time.Duration // to count them
+	mu     sync.Mutex
+	open   int // those that are held included
+	held   int
+	stored int // since the start
+	asked  time.Time
+	took   time.Duration // to count them
+
+	counting chan struct{} // closed when they are counted; nil = nobody counts
 }
 
-// full reports whether no more may be scheduled than there are. While one caller
-// counts, others go by the last number.
-func (n *scheduled) full(ctx context.Context, st store.Schedules, most int) (bool, error) {
+// hold takes a place for one more message, until it is settled; false = no more may
+// be scheduled.
+func (n *scheduled) hold(ctx context.Context, st store.Schedules, most int) (bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if now := time.Now(); now.Sub(n.asked) > min(max(scheduleCount, scheduleShare*n.took), scheduleOld) {
-		before := n.asked
-		n.asked = now
-		n.mu.Unlock()
-		counts, err := st.ScheduledCounts(ctx)
-		n.mu.Lock()
-		if err != nil {
-			n.asked = before
-			return false, err
-		}
-		n.open, n.took = counts.Open, time.Since(now)
+	if err := n.count(ctx, st); err != nil {
+		return false, err
 	}
-	return n.open >= most, nil
+	if n.open >= most {
+		return false, nil
+	}
+	n.open++
+	n.held++
+	return true, nil
 }
 
-// add counts one that was stored.
-func (n *scheduled) add() {
+// count counts what is scheduled, if the last number is old. All callers wait for the
+// first count; during later ones others go by the last number. It is locked.
+func (n *scheduled) count(ctx context.Context, st store.Schedules) error {
+	for n.asked.IsZero() && n.counting != nil {
+		first := n.counting
+		n.mu.Unlock()
+		select {
+		case <-first:
+		case <-ctx.Done():
+		}
+		n.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	now, stored := time.Now(), n.stored
+	if n.counting != nil || now.Sub(n.asked) <= min(max(scheduleCount, scheduleShare*n.took), scheduleOld) {
+		return nil
+	}
+	n.counting = make(chan struct{})
+	n.mu.Unlock()
+	counts, err := st.ScheduledCounts(ctx)
+	n.mu.Lock()
+	close(n.counting)
+	n.counting = nil
+	if err != nil {
+		return err
+	}
+	// What was stored or held meanwhile may be counted twice, until the next count.
+	n.asked, n.open, n.took = now, counts.Open+n.held+n.stored-stored, time.Since(now)
+	return nil
+}
+
+// settle ends the hold of one that is stored now, or is not.
+func (n *scheduled) settle(isStored bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.open++
+	n.held--
+	if isStored {
+		n.stored++
+	} else {
+		n.open--
+	}
 }
 
 // Schedule keeps a message that is to be sent later; see StateService.
@@ -102,6 +142,8 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	if refused != nil {
 		return scheduledBefore(ctx, c, &m, refused)
 	}
+	isStored := false
+	defer func() { c.scheduled.settle(isStored) }()
 	id, err := c.ids.Next()
 	if err != nil {
 		return nil, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: opSchedule, Msg: "no id can be made now", Err: err}
@@ -115,14 +157,12 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
 	}
-	if !before {
-		c.scheduled.add()
-	}
+	isStored = !before
 	return &v1.ScheduleResponse{Scheduled: wireScheduled(&m), Duplicate: before}, nil
 }
 
 // refuseSchedule is why nothing can be scheduled as m asks for, whoever asks; nil
-// if it can.
+// if it can, and then a place is held for it.
 func (s *State) refuseSchedule(ctx context.Context, c *core, m *store.Scheduled, now time.Time) (*im.Error, error) {
 	horizon := scheduleHorizon.In(s.current())
 	switch {
@@ -131,11 +171,11 @@ func (s *State) refuseSchedule(ctx context.Context, c *core, m *store.Scheduled,
 	case m.Due.After(now.Add(horizon)):
 		return badRequest(opSchedule, "send_at_ms is more than %v ahead", horizon), nil
 	}
-	full, err := c.scheduled.full(ctx, c.store, scheduleTotal.In(s.current()))
+	room, err := c.scheduled.hold(ctx, c.store, scheduleTotal.In(s.current()))
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
 	}
-	if full {
+	if !room {
 		return im.Errorf(clientv1.Reason_REASON_RATE_LIMITED, opSchedule, "as many messages are scheduled as this site takes"), nil
 	}
 	return nil, nil

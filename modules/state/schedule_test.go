@@ -115,9 +115,10 @@ func TestCountingScheduledMessages(t *testing.T) {
 			n.st.agenda.slow = took
 			c, before := &scheduled{}, n.st.count("ScheduledCounts")
 			for range 1000 {
-				if _, err := c.full(n.ctx, n.st, 10); err != nil {
+				if _, err := c.hold(n.ctx, n.st, 10); err != nil {
 					t.Fatal(err)
 				}
+				c.settle(false)
 				time.Sleep(100 * time.Millisecond)
 			}
 			if got := n.st.count("ScheduledCounts") - before; got > most || got < most*3/4 {
@@ -156,6 +157,40 @@ func TestPlacesOfScheduledMessages(t *testing.T) {
 			}
 		}
 		wantReason(t, "one too many", ask(), clientv1.Reason_REASON_RATE_LIMITED)
+	})
+}
+
+// Calls at the same time do not take more places than there are, also while the
+// messages are counted, for the first time or again.
+func TestSimultaneousSchedules(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		n.st.agenda.open, n.st.agenda.slow = scheduleTotal.In(nil)-3, 10*time.Millisecond
+		for round := range 2 {
+			before := len(n.st.agenda.rows)
+			results := make(chan error)
+			for range 20 {
+				go func() {
+					s := send("a")
+					_, err := n.Schedule(n.ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: uuid.NewString(), Content: s.Content,
+						BodyHash: s.BodyHash, SendAtMs: time.Now().Add(time.Hour).UnixMilli()})
+					results <- err
+				}()
+			}
+			for range 20 {
+				if err := <-results; err != nil {
+					wantReason(t, "one too many", err, clientv1.Reason_REASON_RATE_LIMITED)
+				}
+			}
+			if got := len(n.st.agenda.rows) - before; got != 3 {
+				t.Errorf("round %d: %d were scheduled, there was room for 3", round, got)
+			}
+			time.Sleep(2 * time.Second) // then they are counted anew, and none of these is there
+			if _, err := n.core.Load().scheduled.hold(n.ctx, n.st, 1<<30); err != nil {
+				t.Fatal(err)
+			}
+			n.core.Load().scheduled.settle(false)
+			time.Sleep(2 * time.Second)
+		}
 	})
 }
 

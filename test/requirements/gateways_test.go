@@ -80,6 +80,7 @@ func TestOverTwoGateways(t *testing.T) {
 	t.Run("R16 policies", func(t *testing.T) { policiesOverTwo(t, g) })
 	t.Run("R06 receipts", func(t *testing.T) { receiptsOverTwo(t, g) })
 	t.Run("R07 redelivery", func(t *testing.T) { redeliveryOverTwo(t, g) })
+	t.Run("R11 resumes", func(t *testing.T) { resumesOverTwo(t, g) })
 	routesGo()
 	routeIsBack := movesOverTwo(t, g) // R15
 	t.Run("R17 presence", func(t *testing.T) { presenceOverTwo(t, g) })

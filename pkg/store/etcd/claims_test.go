@@ -163,7 +163,13 @@ func TestSharesOfClaims(t *testing.T) {
 				if got := shares(t, r) - before; got != tt.want {
 					t.Errorf("%d shares more, want %d", got, tt.want)
 				}
-				if _, err := r.Release(t.Context(), x.User, x.Session, c.Epoch); err != nil {
+				epoch := c.Epoch
+				if list, err := r.Lookup(t.Context(), []im.UserID{x.User}); err != nil {
+					t.Error(err)
+				} else if len(list) == 1 && list[0].Session == x.Session { // also where the claim's outcome is not known
+					epoch = list[0].Epoch
+				}
+				if _, err := r.Release(t.Context(), x.User, x.Session, epoch); err != nil {
 					t.Error(err)
 				}
 				if got := shares(t, r); got != before {
@@ -171,6 +177,36 @@ func TestSharesOfClaims(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Who releases a route with another route epoch than its own changes nothing: the
+// session has its route, and its share of the lease with it.
+func TestReleaseOfAnotherEpoch(t *testing.T) {
+	r := closing(t, open(t, begin(t), "/imd/other/routes/"))
+	x := routeOf(1)
+	c, err := r.Claim(t.Context(), x, store.Policy{Mode: store.KickOld})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, epoch := range []uint64{c.Epoch - 1, c.Epoch + 1} {
+		if was, err := r.Release(t.Context(), x.User, x.Session, epoch); err != nil || was {
+			t.Errorf("released at %d: %v, %v", epoch, was, err)
+		}
+	}
+	if n := shares(t, r); n != 1 {
+		t.Errorf("%d shares of a session with a route", n)
+	}
+	if list, err := r.Lookup(t.Context(), []im.UserID{x.User}); err != nil || len(list) != 1 {
+		t.Errorf("routes %v, %v", list, err)
+	}
+	for _, want := range []bool{true, false} { // the second time there is none
+		if was, err := r.Release(t.Context(), x.User, x.Session, c.Epoch); err != nil || was != want {
+			t.Errorf("released: %v, %v", was, err)
+		}
+	}
+	if n := shares(t, r); n != 0 {
+		t.Errorf("%d shares without a route", n)
 	}
 }
 

@@ -476,21 +476,27 @@ func (r *Routes) putBack(ctx context.Context, routes []store.Route, have []user,
 
 // Release is store.RouteStore's.
 func (r *Routes) Release(ctx context.Context, id im.UserID, session im.SessionID, epoch uint64) (bool, error) {
-	found := false
+	found, stays := false, false // stays: its route has another epoch, and needs its share of the lease
 	err := r.change(ctx, id, session, func(u user) *change {
-		found = false
+		found, stays = false, false
 		for _, h := range u.routes {
-			if h.Session == session && h.Epoch == epoch {
+			if h.Session != session {
+				continue
+			}
+			if h.Epoch == epoch {
 				found = true
 				return &change{guard: u.guard, remove: []store.Route{h}}
 			}
+			stays = true
 		}
 		return nil
 	})
 	if err != nil {
 		return false, unavailable(ctx, "etcd.Release", err)
 	}
-	r.leases.free(session)
+	if !stays {
+		r.leases.free(session)
+	}
 	return found, nil
 }
 
