@@ -307,8 +307,9 @@ func TestEchoBot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	program := filepath.Join(c.dir, "echo")
-	build := exec.CommandContext(ctx, "go", "build", "-overlay", overlayFile, "-o", program, "./echo")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", overlayFile, "-o", program, "./echo")
 	build.Dir = sdk
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all that is built here, for one compile
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the bot does not build: %v\n%s", err, out)
 	}
