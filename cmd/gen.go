@@ -71,10 +71,11 @@ func newGenSystemd(a *app) *cobra.Command {
 		Use:   "systemd",
 		Short: "Print units of systemd, one process for each set of roles",
 		Long: `Systemd prints the template unit imd@.service and, for each --unit NAME=ROLES,
-the file with the variables of the process imd@NAME: its roles, and listeners of
-its own, so that several processes fit on one machine. Nothing is written without
---write; with it, files that are there and differ are left alone unless --force is
-given, too.
+the file with the variables of the process imd@NAME: its roles, and, from the
+second process on, listeners of its own, so that several fit on one machine.
+Nothing is written without --write; with it, files that are there and differ are
+left alone unless --force is given, too. The configuration file has to exist and
+may be empty.
 
 A process of its own for the gateway is restarted without moving conversations.`,
 		Example: "  imd gen systemd --unit main=all\n" +
@@ -170,12 +171,16 @@ func unitName(name string) bool {
 		!strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' })
 }
 
-// unitEnv are the variables of the i-th process.
+// unitEnv are the variables of the i-th process. They win over the configuration
+// file, so the first one, whose listeners are the usual ones, leaves them to it.
 func unitEnv(name string, roles []string, split bool, i int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# The process imd@%s.\nIMD_ROLES=%s\n", name, strings.Join(roles, ","))
+	if i == 0 {
+		return b.String()
+	}
 	port := 8421 + 10*i
-	fmt.Fprintf(&b, "IMD_OPS_LISTEN=127.0.0.1:%d\n", port)
+	fmt.Fprintf(&b, "# Not those of the first process; these win over the configuration file.\nIMD_OPS_LISTEN=127.0.0.1:%d\n", port)
 	if slices.Contains(roles, "gateway") {
 		fmt.Fprintf(&b, "IMD_GATEWAY_LISTEN=127.0.0.1:%d\n", port-1)
 	}

@@ -56,6 +56,9 @@ duplicate.`,
 			}
 			text = strings.TrimSuffix(string(raw), "\n")
 		}
+		if text == "" {
+			return usagef("the text is empty")
+		}
 		if !utf8.ValidString(text) {
 			return usagef("the text is not UTF-8")
 		}

@@ -50,6 +50,7 @@ type Ops struct {
 // NewOps makes the handler. state is asked at each probe.
 func NewOps(ready *module.Ready, state func() control.State, pulse *Pulse, boot string, g prometheus.Gatherer, b Build) *Ops {
 	o := &Ops{mux: http.NewServeMux(), ready: ready, state: state, pulse: pulse}
+	o.mux.Handle("GET /{$}", http.RedirectHandler("/statusz/", http.StatusSeeOther)) // for people
 	o.mux.Handle("GET /livez", Livez(pulse, boot))
 	o.mux.HandleFunc("GET /startupz", o.startupz)
 	o.mux.HandleFunc("GET /readyz", o.readyz)

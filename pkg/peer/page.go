@@ -12,6 +12,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/balance"
 	"github.com/imdhq/imd/pkg/ring"
+	"github.com/imdhq/imd/pkg/status/look"
 )
 
 // Report is what this process knows of the others.
@@ -185,7 +186,10 @@ func serve(w http.ResponseWriter, r *http.Request, page string, v any) {
 	kind := "application/json"
 	if strings.Contains(r.Header.Get("Accept"), "text/html") {
 		kind = "text/html; charset=utf-8"
-		err = pages.ExecuteTemplate(&b, page, v)
+		err = pages.ExecuteTemplate(&b, page, struct {
+			Head  look.Head
+			Value any
+		}{look.Head{Title: page, Path: r.URL.Path}, v})
 	} else {
 		err = json.NewEncoder(&b).Encode(v)
 	}
@@ -194,28 +198,25 @@ func serve(w http.ResponseWriter, r *http.Request, page string, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", kind)
-	w.Header().Set("Cache-Control", "no-store")
+	look.Secure(w.Header())
 	_, _ = w.Write(b.Bytes()) // fails only if the client is gone
 }
 
-var pages = template.Must(template.New("").Funcs(template.FuncMap{
+var pages = template.Must(look.New().Funcs(template.FuncMap{
 	"percent": func(f float64) string { return fmt.Sprintf("%.1f %%", f*100) },
 	"ms":      func(f float64) string { return fmt.Sprintf("%.2f", f) },
 	"words":   func(s []string) string { return strings.Join(s, ", ") },
 }).Parse(`
-{{define "head"}}<!doctype html><html lang="en"><meta charset="utf-8"><title>imd {{.}}</title>
-<style>body{font:14px system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}</style>
-<p><a href="/statusz/peers">peers</a> <a href="/statusz/ring?role=state">ring of state</a> <a href="/statusz/ring?role=push">ring of push</a></p>{{end}}
-{{define "peers"}}{{template "head" "peers"}}<h1>Peers of {{.Node}}</h1>
+{{define "peers"}}{{template "head" .Head}}{{with .Value}}<h1>peers of {{.Node}}</h1>
 <table><tr><th>node<th>address<th>roles<th>state<th>zone<th>in flight<th>connections<th>trouble
 {{range .Peers}}<tr><td>{{.ID}}<td>{{.Address}}<td>{{words .Roles}}<td>{{.State}}<td>{{.Zone}}<td>{{.InFlight}}<td>{{.Open}}<td>{{.Trouble}}{{else}}<tr><td colspan="8">none{{end}}</table>
 {{range .Roles}}<h2>{{.Role}}</h2><p>budget {{ms .Budget}}, ejections {{.Ejected}}, returns {{.Returned}}, forbidden {{.Spared}}</p>
 <table><tr><th>node<th>weight<th>standing<th>latency (ms)
 {{range .Nodes}}<tr><td>{{.ID}}{{if .Self}} (this one){{end}}<td>{{.Weight}}<td>{{.Standing}}<td>{{ms .LatencyMS}}{{else}}<tr><td colspan="4">none{{end}}</table>{{end}}
 <h2>Methods</h2><table><tr><th>method<th>picker<th>repeated<th>criticality
-{{range .Methods}}<tr><td>{{.Name}}<td>{{.Picker}}<td>{{.Repeat}}<td>{{.Class}}{{end}}</table></html>{{end}}
-{{define "ring"}}{{template "head" "ring"}}<h1>Ring of {{.Role}}</h1><p>{{.Points}} points</p>
+{{range .Methods}}<tr><td>{{.Name}}<td>{{.Picker}}<td>{{.Repeat}}<td>{{.Class}}{{end}}</table>{{end}}</html>{{end}}
+{{define "ring"}}{{template "head" .Head}}{{with .Value}}<h1>ring of {{.Role}}</h1><p>{{.Points}} points; see that of <a href="/statusz/ring?role=state">state</a> or <a href="/statusz/ring?role=push">push</a></p>
 <table><tr><th>node<th>weight<th>share{{range .Nodes}}<tr><td>{{.ID}}<td>{{.Weight}}<td>{{percent .Share}}{{else}}<tr><td colspan="3">none{{end}}</table>
 {{with .Key}}<p>{{.Key}}: hash {{.Hash}}, shard {{.Shard}}, nodes in order: {{words .Order}}</p>{{end}}
-<form><input type="hidden" name="role" value="{{.Role}}"><input name="key" placeholder="conversation or user"> <button>explain</button></form></html>{{end}}
+<form><input type="hidden" name="role" value="{{.Role}}"><input name="key" placeholder="conversation or user"> <button>explain</button></form>{{end}}</html>{{end}}
 `))

@@ -38,7 +38,7 @@ func TestPages(t *testing.T) {
 	if err := json.Unmarshal([]byte(get("/statusz/ring?key=g_1", "")), &r); err != nil || r.Points != 320 || r.Key == nil || r.Key.Order[0] != w.home("g_1").name || len(r.Key.Order) != 2 {
 		t.Errorf("%v %+v", err, r)
 	}
-	for path, want := range map[string]string{"/statusz/peers": "Peers of caller", "/statusz/ring?role=push": "Ring of push", "/statusz/ring?role=state&key=<b>": "&lt;b&gt;"} {
+	for path, want := range map[string]string{"/statusz/peers": "<h1>peers of caller", "/statusz/ring?role=push": "<h1>ring of push", "/statusz/ring?role=state&key=<b>": "&lt;b&gt;", "/statusz/ring": `<a href="/statusz/ring" aria-current="page">`} {
 		if page := get(path, "text/html"); !strings.Contains(page, want) || !strings.Contains(page, "</html>") {
 			t.Errorf("%s: %s", path, page)
 		}

@@ -7,6 +7,8 @@ import (
 	"html/template"
 	"net/http"
 	"strings"
+
+	"github.com/imdhq/imd/pkg/status/look"
 )
 
 // Page is what people see. Cells are plain text.
@@ -84,15 +86,6 @@ type Table struct {
 	Rows    [][]string
 }
 
-// Link is a page that there is.
-type Link struct{ Path, Name string }
-
-// Pages are those of every process. A process lacks those of roles it has not.
-var Pages = []Link{
-	{"/statusz/", "overview"}, {"/statusz/nodes", "nodes"}, {"/statusz/leaders", "leaders"}, {"/statusz/settings", "settings"},
-	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"}, {"/statusz/jobs", "jobs"}, {"/statusz/stats", "statistics"},
-}
-
 // Handler answers with what read gives: data as JSON, or, for browsers, the page.
 func Handler(read func(*http.Request) (data any, page Page)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -102,10 +95,10 @@ func Handler(read func(*http.Request) (data any, page Page)) http.Handler {
 		var err error
 		if strings.Contains(r.Header.Get("Accept"), "text/html") {
 			kind = "text/html; charset=utf-8"
-			err = pages.Execute(&b, struct {
+			err = pages.ExecuteTemplate(&b, "page", struct {
 				Page
-				Links []Link
-			}{page, Pages})
+				Head look.Head
+			}{page, look.Head{Title: page.Title, Path: r.URL.Path}})
 		} else {
 			err = json.NewEncoder(&b).Encode(data)
 		}
@@ -115,21 +108,17 @@ func Handler(read func(*http.Request) (data any, page Page)) http.Handler {
 		}
 		h := w.Header()
 		h.Set("Content-Type", kind)
-		h.Set("Cache-Control", "no-store")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+		look.Secure(h)
 		_, _ = w.Write(b.Bytes()) // fails only if the client is gone
 	})
 }
 
-var pages = template.Must(template.New("").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>imd {{.Title}}</title>
-<style>body{font:14px system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}svg{display:block;border-bottom:1px solid #888}rect{fill:#36c}figure{display:inline-block;margin:0 2em 1.5em 0;vertical-align:top}figcaption{font-weight:600}small{color:#555}</style>
-<p>{{range .Links}}<a href="{{.Path}}">{{.Name}}</a> {{end}}</p><h1>{{.Title}}</h1>
+var pages = template.Must(look.New().Parse(`{{define "page"}}{{template "head" .Head}}<h1>{{.Title}}</h1>
 {{range .Plots}}<figure><figcaption>{{.Caption}}</figcaption><small>highest {{.Most}}</small>
 <svg width="{{.Width}}" height="80" role="img" aria-label="{{.Caption}}">{{range .Columns}}<rect x="{{.X}}" y="{{.Y}}" width="12" height="{{.Height}}"><title>{{.Label}}</title></rect>{{end}}</svg><small>{{.Ends}}</small></figure>
 {{end}}{{range .Tables}}{{with .Caption}}<h2>{{.}}</h2>{{end}}
 <table><tr>{{range .Columns}}<th>{{.}}{{end}}
 {{$n := len .Columns}}{{range .Rows}}<tr>{{range .}}<td>{{.}}{{end}}
 {{else}}<tr><td colspan="{{$n}}">none
-{{end}}</table>{{end}}</html>
+{{end}}</table>{{end}}</html>{{end}}
 `))

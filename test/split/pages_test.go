@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/imdhq/imd/pkg/status"
+	"github.com/imdhq/imd/pkg/status/look"
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -40,7 +41,7 @@ func TestPagesOfEachRole(t *testing.T) {
 	t.Parallel()
 	n := start(t)
 	for url, absent := range map[string][]string{n.OpsURL(): {"/statusz/lanes", "/statusz/jobs"}, n.Back().OpsURL(): {"/statusz/gateway"}} {
-		for _, l := range status.Pages {
+		for _, l := range look.Links {
 			want := http.StatusOK
 			if slices.Contains(absent, l.Path) {
 				want = http.StatusNotFound
