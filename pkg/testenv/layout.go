@@ -314,8 +314,8 @@ func (n *Node) startEtcd() (*rest, error) {
 		_ = r.etcd.Process.Kill()
 		<-ended
 	})
-	for end := time.Now().Add(ReadyIn); n.get(r.url+"/health") != http.StatusOK; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
+	for l := NewLimit(ReadyIn); n.get(r.url+"/health") != http.StatusOK; time.Sleep(20 * time.Millisecond) {
+		if l.Over() {
 			return nil, fmt.Errorf("etcd is not ready after %v\n%s", ReadyIn, out)
 		}
 	}
