@@ -28,9 +28,14 @@ func Spec(drivers Drivers) module.Spec {
 			if cfg.Routes != "memory" { // that of another process is out of the scheduler's reach
 				routed = append(routed, "scheduler")
 			}
+			var plane func() string
+			if env.Joined {
+				plane = env.Control.Secret
+			}
 			s := New(cfg, Deps{
 				Log: env.Log, Reg: env.Reg, Drivers: drivers, Redis: redis, Seq: seq, Section: env.Config, DataDir: env.DataDir, Handle: env.Store,
 				Server:     serverOf(env),
+				Plane:      plane,
 				NoMessages: !uses(env.Roles, "state", "scheduler"), NoRoutes: !uses(env.Roles, routed...),
 			})
 			env.Ready.Add("storage", s.Ready)

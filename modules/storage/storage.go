@@ -70,6 +70,7 @@ type Deps struct {
 	Section func(section string, into any) error // reads another section; nil = there is none
 	DataDir string                               // for the default database and relative paths
 	Server  string                               // which server the node is of, for databases that several may reach; "" = it is not told
+	Plane   func() string                        // what the nodes of its control plane share, "" = not known; nil = it has its own
 	Handle  *store.Handle                        // where the open stores are published
 	// NoMessages and NoRoutes leave a store closed that no role of this node uses.
 	NoMessages, NoRoutes bool
@@ -219,6 +220,9 @@ func (s *Storage) openMessages(ctx context.Context) (err error) {
 	}
 	if o, ok := s.messages.(store.Occupiable); ok && s.deps.Server != "" {
 		t := &tenancy{store: o, server: s.deps.Server, log: s.deps.Log}
+		if s.deps.Plane != nil {
+			t.plane = func() string { return planeOf(s.deps.Plane()) }
+		}
 		if err := t.begin(ctx); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}

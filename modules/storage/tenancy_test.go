@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,28 +19,31 @@ import (
 // house is a database that several servers reach.
 type house struct {
 	mu    sync.Mutex
-	by    string
-	until time.Time
+	seats [2]struct {
+		by    string
+		until time.Time
+	}
 	fails error
 }
 
-func (h *house) Occupy(_ context.Context, server string, ttl time.Duration) (string, time.Time, error) {
+func (h *house) Occupy(_ context.Context, seat store.Seat, who string, ttl time.Duration) (string, time.Time, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fails != nil {
 		return "", time.Time{}, h.fails
 	}
-	if now := time.Now(); h.by == server || !now.Before(h.until) {
-		h.by, h.until = server, now.Add(ttl)
+	s := &h.seats[seat]
+	if now := time.Now(); s.by == who || !now.Before(s.until) {
+		s.by, s.until = who, now.Add(ttl)
 	}
-	return h.by, h.until, nil
+	return s.by, s.until, nil
 }
 
-func (h *house) Vacate(_ context.Context, server string) error {
+func (h *house) Vacate(_ context.Context, seat store.Seat, who string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.by == server {
-		h.until = time.Now()
+	if s := &h.seats[seat]; s.by == who {
+		s.until = time.Now()
 	}
 	return h.fails
 }
@@ -128,7 +132,7 @@ func TestAServerThatWasSilentGivesWay(t *testing.T) {
 		time.Sleep(time.Hour + time.Second)
 		h.fail(nil)
 		time.Sleep(tenancyStep)
-		if by, _, _ := h.Occupy(t.Context(), "node b", 0); by != "node a" {
+		if by, _, _ := h.Occupy(t.Context(), store.SeatServer, "node b", 0); by != "node a" {
 			t.Errorf("%s has it", by)
 		}
 		h.fail(errors.New("away"))
@@ -168,6 +172,110 @@ func TestAServerThatIsSilentWarns(t *testing.T) {
 		}
 		if err := stop(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Two clusters of one name are told apart by what the nodes of each share. Who does not
+// know it yet is let in, and an etcd that was moved, or came back empty, ends nobody.
+func TestTwoClustersOfOneName(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first, second string
+		later         string // what the first reads in etcd 5 s after the second came; "" = what it had
+		stop          bool   // the first, before
+		refused       bool
+		wait          time.Duration // at most
+	}{
+		"one cluster":                       {first: "a", second: "a"},
+		"another one":                       {first: "a", second: "b", refused: true, wait: planePatience + tenancyStep + tenancyPause},
+		"one that does not know yet":        {first: "a"},
+		"beside one that does not know":     {second: "b"},
+		"another etcd, all were stopped":    {first: "a", second: "b", stop: true, wait: tenancyTime},
+		"etcd came back empty a second ago": {first: "a", second: "b", later: "b", wait: 5*time.Second + tenancyTime + tenancyStep},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := &house{}
+				core, logs := observer.New(zap.ErrorLevel)
+				one, two := tenant(h, "cluster imd"), tenant(h, "cluster imd")
+				var secret atomic.Pointer[string]
+				secret.Store(&tt.first)
+				one.log, one.plane = zap.New(core), func() string { return planeOf(*secret.Load()) }
+				two.plane = func() string { return planeOf(tt.second) }
+				if err := one.begin(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				stop := lives(t, one)
+				time.Sleep(time.Minute)
+				if tt.stop {
+					if err := stop(); err != nil {
+						t.Fatal(err)
+					}
+					one.end()
+				} else {
+					defer func() {
+						if err := stop(); err != nil {
+							t.Errorf("the first is told: %v", err)
+						}
+					}()
+				}
+				if tt.later != "" {
+					time.AfterFunc(5*time.Second, func() { secret.Store(&tt.later) })
+				}
+				began := time.Now()
+				err := two.begin(t.Context())
+				if errors.Is(err, store.ErrOtherServer) != tt.refused || !tt.refused && err != nil {
+					t.Errorf("the second is told: %v", err)
+				}
+				if took := time.Since(began); took > tt.wait {
+					t.Errorf("it took %v", took)
+				}
+				if tt.refused {
+					return
+				}
+				end := lives(t, two)
+				time.Sleep(time.Minute)
+				if err := end(); err != nil {
+					t.Error(err)
+				}
+				if n := logs.Len(); n != 0 {
+					t.Errorf("%d complaints", n)
+				}
+			})
+		})
+	}
+}
+
+// Two that both run, as each came while the database did not say so, complain once.
+func TestClustersThatBothRunComplain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &house{}
+		core, logs := observer.New(zap.ErrorLevel)
+		var known atomic.Bool
+		one, two := tenant(h, "cluster imd"), tenant(h, "cluster imd")
+		one.plane = func() string { return planeOf("a") }
+		two.log, two.plane = zap.New(core), func() string {
+			if known.Load() {
+				return planeOf("b")
+			}
+			return ""
+		}
+		var ends []func() error
+		for _, x := range []*tenancy{one, two} {
+			if err := x.begin(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ends = append(ends, lives(t, x))
+		}
+		known.Store(true)
+		time.Sleep(time.Hour)
+		for _, end := range ends {
+			if err := end(); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := logs.Len(); n != 1 {
+			t.Errorf("%d complaints", n)
 		}
 	})
 }

@@ -58,3 +58,23 @@ func TestTwoServersOnOneDatabase(t *testing.T) {
 	first.Kill()
 	first.Start()
 }
+
+// Two clusters of one name, each with an etcd of its own, on one Postgres by mistake: the
+// nodes of the second end, those of the first go on.
+func TestTwoClustersOnOneDatabase(t *testing.T) {
+	t.Parallel()
+	common := testenv.SharedPostgres(t).Serve(t)
+	first := &testenv.Node{Dir: t.TempDir() + "/data", Args: common, Layout: testenv.Split}
+	first.Begin(t)
+	second := &testenv.Node{Dir: t.TempDir() + "/data", Args: common, Layout: testenv.Split}
+	if err := second.Try(t); err != nil {
+		t.Fatal(err)
+	}
+	if status := second.Back().Wait(3 * testenv.ReadyIn); status != 78 || !strings.Contains(second.Log(), "another cluster imd, on an etcd that this node does not use") {
+		t.Errorf("the second ends with %d: %s", status, second.Log())
+	}
+	ann := testenv.Login(t, first.URL(), protocol.Proto, first.Token("ann"), "d")
+	ann.MustSend(testenv.ToUser("bob", "still here"))
+	first.Back().Kill()
+	first.Back().Start() // is ready again: it is of the same cluster
+}

@@ -249,6 +249,10 @@ func (d *Driver) Load(ctx context.Context) error {
 	err := d.follower.load(ctx)
 	if err == nil {
 		d.loadSettings(ctx)
+		if s, err := shared(ctx, d.client, d.root+"secret", d.discoverer.learnedBefore()); err == nil { // else Run learns it
+			d.secret.Store(&s)
+			d.discoverer.learned(s)
+		}
 		return nil
 	}
 	at := strings.Join(d.client.Endpoints(), ", ")

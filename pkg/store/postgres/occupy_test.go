@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
@@ -13,10 +16,16 @@ func TestOccupy(t *testing.T) {
 	dsn := fresh(t, testenv.SharedPostgres(t))
 	s, c := openAt(t, dsn), connectTo(t, dsn)
 	defer s.Close()
+	for _, seat := range []store.Seat{store.SeatServer, store.SeatPlane} { // each for itself
+		takeTurns(t, s, c, seat)
+	}
+}
+
+func takeTurns(t *testing.T, s *Store, c *pgx.Conn, seat store.Seat) {
 	var last time.Time
 	occupy := func(what, server string, ttl time.Duration, want string) {
 		t.Helper()
-		by, until, err := s.Occupy(t.Context(), server, ttl)
+		by, until, err := s.Occupy(t.Context(), seat, server, ttl)
 		if err != nil || by != want {
 			t.Errorf("%s: %s has it, want %s: %v", what, by, want, err)
 		}
@@ -34,7 +43,7 @@ func TestOccupy(t *testing.T) {
 	}
 	vacate := func(server string) {
 		t.Helper()
-		if err := s.Vacate(t.Context(), server); err != nil {
+		if err := s.Vacate(t.Context(), seat, server); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -46,7 +55,7 @@ func TestOccupy(t *testing.T) {
 	occupy("after somebody else went", "b", time.Hour, "a")
 	vacate("a")
 	occupy("after the first went", "b", time.Hour, "b")
-	if _, err := c.Exec(t.Context(), `UPDATE worker_lease SET until_ms = imd_now_ms() WHERE id < 0`); err != nil {
+	if _, err := c.Exec(t.Context(), `UPDATE worker_lease SET until_ms = imd_now_ms() WHERE id = $1`, row(seat)); err != nil {
 		t.Fatal(err)
 	}
 	occupy("when its time is over", "a", time.Hour, "a")
