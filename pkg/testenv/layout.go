@@ -113,6 +113,9 @@ func (n *Node) Second() *Node {
 // RedisURL names the server with the routes of a Wide or Hosts node.
 func (n *Node) RedisURL() string { return n.rest.redis }
 
+// EtcdURL names the etcd of a node in several processes.
+func (n *Node) EtcdURL() string { return n.etcd }
+
 // FlushRedis empties that server.
 func (n *Node) FlushRedis() {
 	n.t.Helper()

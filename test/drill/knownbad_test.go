@@ -73,6 +73,7 @@ var tests = []judged{
 	{string(failpoint.ParkBuffered), "a connection is parked with bytes in its buffer", "./modules/gateway", "TestMessagesArriveHoweverTheyAreCut", false},
 	{string(failpoint.RetainYoung), "retention lets go what is an hour too young", "./pkg/store/sqlite", "TestConformance/what_is_old_goes_from_everyone's_sight", false},
 	{string(failpoint.UnboundedQueue), "nothing bounds what waits for a connection", "./modules/gateway", "TestQueueBounds", false},
+	{"no comparison of digests", "a device believes that syncs tell of every head", "./pkg/sim", "TestEachBrokenRuleIsCaught/no_comparison_of_digests", true},
 	{"run not prefix-closed", "later sends of a device go on after one was refused", "./pkg/sim", "TestEachBrokenRuleIsCaught/run_continued_after_a_retry", true},
 }
 

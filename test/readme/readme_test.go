@@ -315,8 +315,14 @@ func TestEchoBot(t *testing.T) {
 	}
 
 	sh := c.shell()
-	bot := c.command(ctx, program)
-	bot.Env = append(bot.Env, c.here("IMD_URL=http://127.0.0.1:8420"), "IMD_TOKEN="+strings.TrimSpace(sh.run("imd token mint --user echo")))
+	// The line of the page as it stands: its variables are there for the command
+	// in it, too.
+	start, _, _ := strings.Cut(only(t, blocks(t, "A program of your own"), "console"), "\n")
+	start, ok := strings.CutPrefix(start, "$ cd sdk/go && ")
+	if !ok || !strings.HasSuffix(start, "go run ./echo") {
+		t.Fatalf("the page starts the bot with %q", start)
+	}
+	bot := c.command(ctx, "sh", "-c", strings.Replace(c.here(start), "go run ./echo", "exec "+program, 1))
 	errOut, err := bot.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
