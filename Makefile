@@ -55,10 +55,11 @@ known-bad: ## Have drills find each known defect, or CASE alone; writes the tabl
 	$(PLAIN) test -trimpath -tags drill -count=1 -run KnownBad -v ./test/segment
 
 .PHONY: lint
-lint: ## Check formatting, and what go vet and buf find
+lint: ## Check formatting, and what go vet, staticcheck (if it is installed) and buf find
 	@! gofmt -l $$(git ls-files '*.go' | grep -v /gen/) | grep .
 	$(PLAIN) vet -trimpath ./...
-	cd sdk/go && go vet ./...
+	cd sdk/go && $(PLAIN) vet -trimpath ./...
+	@! command -v staticcheck >/dev/null || CGO_ENABLED=0 GOFLAGS=-trimpath staticcheck -checks inherit,-SA4000,-ST1005 ./...
 	@! command -v buf >/dev/null || buf lint
 
 .PHONY: docs

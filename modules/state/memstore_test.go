@@ -40,7 +40,6 @@ type memStore struct {
 
 type memConv struct {
 	kind    clientv1.ConversationKind
-	name    string
 	log     []im.Entry
 	members map[im.UserID]*store.Member
 	gone    map[im.UserID]bool

@@ -64,7 +64,6 @@ type fakeConn struct {
 	enc  protocol.Encoding
 	user string
 	host string // which gateway
-	mu   sync.Mutex
 }
 
 func newFake(t testing.TB) *fake {

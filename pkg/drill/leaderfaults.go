@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/imdhq/imd/pkg/failpoint"
+	"github.com/imdhq/imd/pkg/history"
 )
 
 // midway is how long a leader may take to come to the job in whose middle it is to be
@@ -115,12 +116,15 @@ func (f *fault) leaderPause(ctx context.Context) error {
 }
 
 // leaderCut lets nothing through between the leader and all others, stores and etcd
-// included.
+// included. For those who judge it stands still until that is over, as nothing can
+// reach it.
 func (f *fault) leaderCut(ctx context.Context) error {
 	n, err := f.catch(ctx)
-	errs := []error{err, f.b.alone(ctx, n, true), n.signal(syscall.SIGCONT)}
+	errs := []error{err, f.b.alone(ctx, n, true), n.send(syscall.SIGCONT)}
 	hold(ctx, f.For)
-	return errors.Join(append(errs, f.b.alone(ctx, n, false))...)
+	errs = append(errs, f.b.alone(ctx, n, false))
+	n.tell(history.Resumed)
+	return errors.Join(errs...)
 }
 
 // alone lets nothing through between a node and all others, all stores and etcd, or heals

@@ -248,8 +248,19 @@ func (n *node) endpoints() datadir.Endpoints {
 	return n.points
 }
 
-// signal sends a signal to the process, if it has not ended.
+// signal sends a signal to the process, if it has not ended, and tells that it stands
+// still or goes on.
 func (n *node) signal(s syscall.Signal) error {
+	if s == syscall.SIGSTOP && n.alive() {
+		n.tell(history.Paused)
+	} else if s == syscall.SIGCONT && n.alive() {
+		defer n.tell(history.Resumed)
+	}
+	return n.send(s)
+}
+
+// send sends a signal to the process, if it has not ended.
+func (n *node) send(s syscall.Signal) error {
 	cmd, done := n.process()
 	if cmd == nil {
 		return nil
@@ -258,11 +269,6 @@ func (n *node) signal(s syscall.Signal) error {
 	case <-done:
 		return nil
 	default:
-	}
-	if s == syscall.SIGSTOP {
-		n.tell(history.Paused)
-	} else if s == syscall.SIGCONT {
-		defer n.tell(history.Resumed)
 	}
 	if err := cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %v to node %s: %w", s, n.spec.Name, err)

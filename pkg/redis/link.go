@@ -142,14 +142,13 @@ func (l *Link) Close() error {
 
 // run asks whether the server is there whenever the circuit has opened.
 func (l *Link) run(ctx context.Context) {
-	since, warned := time.Now(), false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.ask:
-			since, warned = time.Now(), false
 		}
+		since, warned := time.Now(), false
 		for {
 			err := l.there(ctx)
 			if ctx.Err() != nil {

@@ -95,10 +95,25 @@ func Dial(t testing.TB, base string, enc protocol.Encoding) *Client {
 }
 
 // Login opens a connection and begins a session with hello and sync in one
-// envelope.
+// envelope. A server that is busy is asked again when it says.
 func Login(t testing.TB, base string, enc protocol.Encoding, token, device string) *Client {
 	t.Helper()
-	c := Dial(t, base, enc)
+	for l := NewLimit(Patience); ; {
+		c, busy := tryLogin(t, base, enc, token, device)
+		if busy == nil {
+			return c
+		}
+		if l.Over() {
+			t.Fatalf("hello was answered with %v", busy)
+		}
+		time.Sleep(time.Duration(busy.RetryAfterMs) * time.Millisecond)
+	}
+}
+
+// tryLogin is Login once; busy is what a server says that wants to be asked later.
+func tryLogin(t testing.TB, base string, enc protocol.Encoding, token, device string) (c *Client, busy *clientv1.Bye) {
+	t.Helper()
+	c = Dial(t, base, enc)
 	hello, sync := c.ID(), c.ID()
 	c.Write(
 		&clientv1.ClientFrame{Id: hello, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
@@ -106,6 +121,9 @@ func Login(t testing.TB, base string, enc protocol.Encoding, token, device strin
 		&clientv1.ClientFrame{Id: sync, Kind: &clientv1.ClientFrame_Sync{Sync: &clientv1.Sync{PageLimit: 20}}},
 	)
 	f := c.Answer(hello)
+	if bye := f.GetBye(); bye.GetReason() == "busy" && bye.RetryAfterMs > 0 {
+		return c, bye
+	}
 	if c.Welcome = f.GetWelcome(); c.Welcome == nil {
 		t.Fatalf("hello was answered with %v", f)
 	}
@@ -113,7 +131,7 @@ func Login(t testing.TB, base string, enc protocol.Encoding, token, device strin
 	if c.Synced = f.GetSyncResult(); c.Synced == nil {
 		t.Fatalf("sync was answered with %v", f)
 	}
-	return c
+	return c, nil
 }
 
 func (c *Client) read() {

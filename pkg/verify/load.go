@@ -248,7 +248,6 @@ func New(run history.Run, records iter.Seq2[string, history.Record]) (*History, 
 // loader fills a History record by record.
 type loader struct {
 	h     *History
-	file  string
 	index map[string]uint32
 	lines []uint32 // by file
 }

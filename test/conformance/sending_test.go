@@ -108,7 +108,6 @@ func pipelined(t *testing.T, s *suite) {
 // what comes after the refusal.
 func behind(t *testing.T, s *suite) {
 	a := s.login(t, "ann", "d")
-	order := []uint32{}
 	frames := map[uint32]*clientv1.Send{}
 	first := uint32(0)
 	for i := 0; first == 0 && i < 2000; i += 32 {
@@ -116,7 +115,6 @@ func behind(t *testing.T, s *suite) {
 		for j := range 32 {
 			f := sendFrame(a.ID(), testenv.ToUser(s.user("bob"), fmt.Sprint(i+j)))
 			frames[f.Id] = f.GetSend()
-			order = append(order, f.Id)
 			batch = append(batch, f)
 		}
 		a.Write(batch...)

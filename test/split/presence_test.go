@@ -92,7 +92,7 @@ func presenceIsRight(t *testing.T, n *testenv.Node) {
 	}
 	t.Logf("a clean end was seen after %v", time.Since(left).Round(time.Millisecond))
 
-	there = pia(second)
+	pia(second)
 	watcher.sees("pia", true)
 	supersededOnTheStream(t, n, pia)
 	there = pia(second) // moves to the other gateway, which nobody sees

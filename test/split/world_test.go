@@ -150,7 +150,7 @@ func (w *world) settle(t testing.TB) {
 }
 
 // openMessages opens the message store of one node.
-func (w *world) openMessages(ctx context.Context, u *url.URL, log *zap.Logger) (store.MessageStore, error) {
+func (w *world) openMessages(ctx context.Context, _ *url.URL, log *zap.Logger) (store.MessageStore, error) {
 	if w.dsn == "" {
 		return w.stores, nil
 	}

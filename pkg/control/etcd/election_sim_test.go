@@ -49,8 +49,7 @@ type simWorld struct {
 	history int
 	create  int64
 	lease   leaseID
-	wish    wishState // as candidate wishTo sees it: wishMe; wishAny for all
-	wishTo  int
+	wishTo  int // who is to lead; -1 = anybody
 	wishFor int64
 	wishEnd time.Time
 	leases  map[leaseID]time.Time

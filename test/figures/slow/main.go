@@ -18,12 +18,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: slow LISTEN TARGET DELAY")
 		os.Exit(2)
 	}
-	if err := serve(os.Args[1], os.Args[2], os.Args[3]); err != nil {
-		fmt.Fprintln(os.Stderr, "slow:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "slow:", serve(os.Args[1], os.Args[2], os.Args[3]))
+	os.Exit(1)
 }
 
+// serve returns why it cannot go on.
 func serve(listen, target, delay string) error {
 	d, err := time.ParseDuration(delay)
 	if err != nil {
