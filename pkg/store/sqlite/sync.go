@@ -29,7 +29,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 // SyncMany is store.Reader's. A walk lists, in order of conversation ids, what
 // changed after the commit its token names. What changes while it goes on has a
 // later commit than the one it began at, and so comes in the next walk, if not in
-// this one already. All queries see the same snapshot. Where a user stands is one
+// this one already. All queries see the same snapshot. Where the users stand is one
 // statement, and what is new in all conversations that moved a little is another.
 func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.SyncPage, error) {
 	const op = "store.Sync"
@@ -41,9 +41,10 @@ func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.Syn
 	err := s.read(ctx, func(c *conn) (err error) {
 		walks := make([]*walk, len(qs))
 		for i := range qs {
-			if walks[i], err = c.begin(ctx, s.w.epoch, commits, qs[i]); err != nil {
-				return err
-			}
+			walks[i] = begin(s.w.epoch, commits, qs[i])
+		}
+		if err := c.stand(ctx, walks); err != nil {
+			return err
 		}
 		if err := c.readAhead(ctx, walks); err != nil {
 			return err
@@ -80,9 +81,9 @@ type walk struct {
 	more bool      // there is more than that
 }
 
-// begin finds what the answer to a query names. commits is the number of a commit that
-// this snapshot has.
-func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.SyncQuery) (*walk, error) {
+// begin makes the walk of a query. commits is the number of a commit that the snapshot
+// has.
+func begin(epoch string, commits int64, q store.SyncQuery) *walk {
 	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
 	t, ok := tokens.Parse(q.Token)
 	if void := !ok || t.Epoch != epoch || t.Since > commits || t.Upto > commits; void {
@@ -94,16 +95,20 @@ func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.S
 	if t.Upto == 0 {
 		t.Upto = commits
 	}
-	list, err := c.stays(ctx, q, t)
-	if err != nil {
-		return nil, err
-	}
-	w := &walk{q: q, t: t, list: wanted(list, q, t)}
-	if w.more = len(w.list) > q.Limit; w.more {
-		w.list = w.list[:q.Limit]
-	}
-	return w, nil
+	return &walk{q: q, t: t}
 }
+
+// take takes what was read of where the user stands.
+func (w *walk) take(list []*listed) {
+	w.list = wanted(list, w.q, w.t)
+	if w.more = len(w.list) > w.q.Limit; w.more {
+		w.list = w.list[:w.q.Limit]
+	}
+}
+
+// reads is how many conversations a walk reads: more than fit on a page even if all
+// cursors are of conversations that have not moved.
+func (w *walk) reads() int { return w.q.Limit + len(w.q.Cursors) + 1 }
 
 // walk returns the page that a walk is about.
 func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
@@ -134,20 +139,21 @@ func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 const (
 	sqlStays      = sqlStaysBegin + `)` + sqlStaysEnd
 	sqlStaysAsked = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
-	sqlStaysBegin = `SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
-    m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + `
-  LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
-    AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END
+	sqlStaysBegin = `SELECT ` + stayColumns + peerColumns + `, m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + peerTable + `
   WHERE m.user_id = ?1 AND m.conversation_id > ?2 AND (m.version > ?3 OR m.role > 0 AND c.version > ?3`
 	sqlStaysEnd = ` ORDER BY m.conversation_id LIMIT ?4`
+
+	peerColumns = `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read`
+	peerTable   = `
+  LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
+    AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END`
 )
 
-// stays reads the next conversations of the walk, more than fit on a page even
-// if all cursors are of conversations that have not moved.
-func (c *conn) stays(ctx context.Context, q store.SyncQuery, t rules.Token) (list []*listed, err error) {
-	query, args := sqlStays, []any{string(q.User), string(t.After), t.Since, q.Limit + len(q.Cursors) + 1}
-	if len(q.Cursors) > 0 {
-		query, args = sqlStaysAsked, append(args, jsonList(q.Cursors))
+// stays reads the next conversations of one walk.
+func (c *conn) stays(ctx context.Context, w *walk) (list []*listed, err error) {
+	query, args := sqlStays, []any{string(w.q.User), string(w.t.After), w.t.Since, w.reads()}
+	if len(w.q.Cursors) > 0 {
+		query, args = sqlStaysAsked, append(args, jsonList(w.q.Cursors))
 	}
 	err = c.each(ctx, query, args, func(scan func(...any) error) error {
 		l, err := scanListed(scan)
@@ -160,17 +166,18 @@ func (c *conn) stays(ctx context.Context, q store.SyncQuery, t rules.Token) (lis
 // scanListed reads a row of sqlStays.
 func scanListed(scan func(...any) error) (*listed, error) {
 	const peer, all = stayCells, stayCells + 8
-	var c cells
+	c := cellsPool.Get().(*cells)
+	defer c.giveBack()
 	if err := scan(c.places(all)...); err != nil {
 		return nil, err
 	}
 	l := &listed{changed: c.int(all-1) != 0}
-	if err := l.from(&c); err != nil || c.list[peer] == nil { // there is no other user
+	if err := l.from(c); err != nil || c.list[peer] == nil { // there is no other user
 		return l, err
 	}
 	var err error
 	l.other = &rules.Member{Role: clientv1.Role(c.int(peer)), Delivered: im.Seq(c.int(peer + 5)), Read: im.Seq(c.int(peer + 6))}
-	l.other.View, err = viewOf(&c, peer+1)
+	l.other.View, err = viewOf(c, peer+1)
 	return l, err
 }
 
