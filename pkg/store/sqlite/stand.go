@@ -22,6 +22,11 @@ const sqlStand = `SELECT ` + stayColumns + peerColumns + `, m.version > j.value 
   WHERE m.version > j.value OR m.role > 0 AND c.version > j.value OR m.conversation_id IN (SELECT value FROM json_each(?2))
   LIMIT ?3`
 
+// sqlSums reads the sums over all heads of many users: which one of the list it is, and
+// its sum.
+const sqlSums = `SELECT j.key, (SELECT ` + digestFunction + `(m.conversation_id, c.head)` + stayTables + `WHERE m.user_id = j.value AND m.role > 0)
+  FROM json_each(?) j`
+
 // stand reads where the users of walks stand: of those that begin together in one
 // statement, of all others one by one.
 func (c *conn) stand(ctx context.Context, walks []*walk) error {
@@ -56,7 +61,12 @@ func (c *conn) standMany(ctx context.Context, walks []*walk) (others []*walk, er
 	var last *standingOf // whose rows may not all have come
 	rows := 0
 	err = c.each(ctx, sqlStand, []any{q.users(), jsonList(q.asked), standMost}, func(scan func(...any) error) error {
-		l, err := scanListed(scan)
+		row := cellsPool.Get().(*cells)
+		defer row.giveBack()
+		if err := scan(row.places(listedCells)...); err != nil {
+			return err
+		}
+		l, err := listedOf(row)
 		if err != nil {
 			return err
 		}
@@ -68,16 +78,40 @@ func (c *conn) standMany(ctx context.Context, walks []*walk) (others []*walk, er
 	if err != nil {
 		return nil, err
 	}
-	for i, x := range q.list {
-		if rows == standMost && x == last {
-			for _, x := range q.list[i:] {
-				others = append(others, x.w)
-			}
-			break
-		}
+	whole := q.list
+	if rows == standMost {
+		whole = whole[:slices.Index(whole, last)]
+	}
+	for _, x := range q.list[len(whole):] {
+		others = append(others, x.w)
+	}
+	for _, x := range whole {
 		x.w.take(x.rows())
 	}
-	return others, nil
+	return others, c.sums(ctx, whole)
+}
+
+// sums reads the sums over all heads for those who want them.
+func (c *conn) sums(ctx context.Context, list []*standingOf) error {
+	var of []*walk
+	var users []im.UserID
+	for _, x := range list {
+		if x.w.summed() {
+			of, users = append(of, x.w), append(users, x.w.q.User)
+		}
+	}
+	if len(of) == 0 {
+		return nil
+	}
+	names, _ := json.Marshal(users) // texts always encode
+	return c.each(ctx, sqlSums, []any{string(names)}, func(scan func(...any) error) error {
+		var i, sum int64
+		err := scan(&i, &sum)
+		if err == nil {
+			of[i].sum = uint64(sum)
+		}
+		return err
+	})
 }
 
 // standing is a question about many walks.

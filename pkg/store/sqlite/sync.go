@@ -79,6 +79,7 @@ type walk struct {
 	t    rules.Token
 	list []*listed // what goes on the page
 	more bool      // there is more than that
+	sum  uint64    // over the heads of the user; 0 = not wanted
 }
 
 // begin makes the walk of a query. commits is the number of a commit that the snapshot
@@ -110,6 +111,9 @@ func (w *walk) take(list []*listed) {
 // cursors are of conversations that have not moved.
 func (w *walk) reads() int { return w.q.Limit + len(w.q.Cursors) + 1 }
 
+// summed reports whether the walk wants the sum over all heads: only where it begins.
+func (w *walk) summed() bool { return w.q.Digest && w.t.After == "" }
+
 // walk returns the page that a walk is about.
 func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 	q, t := w.q, w.t
@@ -127,7 +131,7 @@ func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
 		return p, nil
 	}
-	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
+	p.Token, p.Digest = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto}), w.sum
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
@@ -135,10 +139,18 @@ func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 }
 
 // The next conversations of a walk: those that have changed, and those that a
-// cursor asks about, each with where the other user of a direct one stands.
+// cursor asks about, each with where the other user of a direct one stands. Where
+// the sum over all heads of the user is wanted too, it is the last column of the
+// first row, the only one that names no user.
 const (
-	sqlStays      = sqlStaysBegin + `)` + sqlStaysEnd
-	sqlStaysAsked = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
+	sqlStays       = sqlStaysBegin + `)` + sqlStaysEnd
+	sqlStaysAsked  = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
+	sqlSummed      = sqlSum + sqlStays + `)`
+	sqlSummedAsked = sqlSum + sqlStaysAsked + `)`
+
+	sqlSum = `SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, ` + digestFunction + `(m.conversation_id, c.head)` + stayTables + `WHERE m.user_id = ?1 AND m.role > 0
+  UNION ALL SELECT * FROM (`
 	sqlStaysBegin = `SELECT ` + stayColumns + peerColumns + `, m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + peerTable + `
   WHERE m.user_id = ?1 AND m.conversation_id > ?2 AND (m.version > ?3 OR m.role > 0 AND c.version > ?3`
 	sqlStaysEnd = ` ORDER BY m.conversation_id LIMIT ?4`
@@ -149,28 +161,49 @@ const (
     AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END`
 )
 
-// stays reads the next conversations of one walk.
+// stays reads the next conversations of one walk, and the sum over all heads if it begins
+// here and wants it.
 func (c *conn) stays(ctx context.Context, w *walk) (list []*listed, err error) {
-	query, args := sqlStays, []any{string(w.q.User), string(w.t.After), w.t.Since, w.reads()}
+	args := []any{string(w.q.User), string(w.t.After), w.t.Since, w.reads()}
 	if len(w.q.Cursors) > 0 {
-		query, args = sqlStaysAsked, append(args, jsonList(w.q.Cursors))
+		args = append(args, jsonList(w.q.Cursors))
 	}
-	err = c.each(ctx, query, args, func(scan func(...any) error) error {
-		l, err := scanListed(scan)
+	err = c.each(ctx, staysOf(len(w.q.Cursors) > 0, w.summed()), args, func(scan func(...any) error) error {
+		row := cellsPool.Get().(*cells)
+		defer row.giveBack()
+		if err := scan(row.places(listedCells)...); err != nil {
+			return err
+		}
+		if row.list[0] == nil {
+			w.sum = uint64(row.int(listedCells - 1))
+			return nil
+		}
+		l, err := listedOf(row)
 		list = append(list, l)
 		return err
 	})
 	return list, err
 }
 
-// scanListed reads a row of sqlStays.
-func scanListed(scan func(...any) error) (*listed, error) {
-	const peer, all = stayCells, stayCells + 8
-	c := cellsPool.Get().(*cells)
-	defer c.giveBack()
-	if err := scan(c.places(all)...); err != nil {
-		return nil, err
+// staysOf is the query of a walk.
+func staysOf(asked, summed bool) string {
+	switch {
+	case asked && summed:
+		return sqlSummedAsked
+	case asked:
+		return sqlStaysAsked
+	case summed:
+		return sqlSummed
 	}
+	return sqlStays
+}
+
+// listedCells is how many columns sqlStays has.
+const listedCells = stayCells + 8
+
+// listedOf takes a row of sqlStays.
+func listedOf(c *cells) (*listed, error) {
+	const peer, all = stayCells, listedCells
 	l := &listed{changed: c.int(all-1) != 0}
 	if err := l.from(c); err != nil || c.list[peer] == nil { // there is no other user
 		return l, err

@@ -52,12 +52,12 @@ func TestStatementsOfSync(t *testing.T) {
 	send(1)
 	first, _ := ran(store.SyncQuery{User: "bob", Limit: 10})
 	level := map[im.ConversationID]im.Seq{conv: 1}
-	q := store.SyncQuery{User: "bob", Limit: 10, Entries: 20, Token: first.Token, Cursors: level}
-	if p, list := ran(q); len(p.States) != 0 || !slices.Equal(list, []string{sqlStaysAsked}) {
-		t.Errorf("%d states after %q", len(p.States), list)
+	q := store.SyncQuery{User: "bob", Limit: 10, Entries: 20, Token: first.Token, Cursors: level, Digest: true}
+	if p, list := ran(q); len(p.States) != 0 || p.Digest == 0 || !slices.Equal(list, []string{sqlSummedAsked}) {
+		t.Errorf("%d states and the digest %d after %q", len(p.States), p.Digest, list)
 	}
 	send(2)
-	want := []string{sqlStaysAsked, sqlUp}
+	want := []string{sqlSummedAsked, sqlUp}
 	slices.Sort(want)
 	p, list := ran(q)
 	if len(p.States) != 1 || !slices.Equal(list, want) {
@@ -114,27 +114,30 @@ func TestStandingOfMany(t *testing.T) {
 	talk(odd, "bob")
 	level := map[im.ConversationID]im.Seq{ab: 1, ac: 1, bc: 1}
 	pages := ask(
-		store.SyncQuery{User: "ann", Limit: 10, Token: first},                                 // nothing is new
-		store.SyncQuery{User: "bob", Limit: 10, Token: first, Cursors: level, Entries: 5},     // one that others ask about too
-		store.SyncQuery{User: "cid", Limit: 1, Entries: 5},                                    // two, on two pages
-		store.SyncQuery{User: "ann", Limit: 10, Token: "rubbish", Cursors: level},             // the second of a user
-		store.SyncQuery{User: odd, Limit: 10},                                                 // a name that JSON writes otherwise
-		store.SyncQuery{User: "dot", Limit: 10, Cursors: map[im.ConversationID]im.Seq{ab: 0}}, // in none
+		store.SyncQuery{User: "ann", Limit: 10, Token: first, Digest: true},                                 // nothing is new
+		store.SyncQuery{User: "bob", Limit: 10, Token: first, Cursors: level, Entries: 5},                   // one that others ask about too
+		store.SyncQuery{User: "cid", Limit: 1, Entries: 5, Digest: true},                                    // two, on two pages
+		store.SyncQuery{User: "ann", Limit: 10, Token: "rubbish", Cursors: level, Digest: true},             // the second of a user
+		store.SyncQuery{User: odd, Limit: 10, Digest: true},                                                 // a name that JSON writes otherwise
+		store.SyncQuery{User: "dot", Limit: 10, Digest: true, Cursors: map[im.ConversationID]im.Seq{ab: 0}}, // in none
 	)
 	if got := pages[2]; len(got.States) != 1 || !got.More {
 		t.Fatalf("a first page %+v", got)
 	}
+	if pages[0].Digest == 0 || pages[4].Digest == 0 || pages[1].Digest != 0 {
+		t.Errorf("digests %d, %d and %d", pages[0].Digest, pages[4].Digest, pages[1].Digest)
+	}
 	if got := pages[4]; len(got.States) != 1 {
 		t.Fatalf("of an odd name %+v", got)
 	}
-	ask(store.SyncQuery{User: "cid", Limit: 1, Token: pages[2].Token}, store.SyncQuery{User: "bob", Limit: 10})
+	ask(store.SyncQuery{User: "cid", Limit: 1, Token: pages[2].Token, Digest: true}, store.SyncQuery{User: "bob", Limit: 10})
 
 	var friends []im.UserID
 	for i := range standMost {
 		friends = append(friends, im.UserID(fmt.Sprintf("of-eve-%03d", i)))
 	}
 	talk("eve", friends...)
-	many := store.SyncQuery{User: "eve", Limit: store.MaxSyncPage}
+	many := store.SyncQuery{User: "eve", Limit: store.MaxSyncPage, Digest: true}
 	ask(many, store.SyncQuery{User: "ann", Limit: 10}, store.SyncQuery{User: "bob", Limit: 10})
-	ask(store.SyncQuery{User: "ann", Limit: 10}, many, store.SyncQuery{User: "bob", Limit: 10}, store.SyncQuery{User: "of-eve-001", Limit: 10})
+	ask(store.SyncQuery{User: "ann", Limit: 10}, many, store.SyncQuery{User: "bob", Limit: 10}, store.SyncQuery{User: "of-eve-001", Limit: 10, Digest: true})
 }
