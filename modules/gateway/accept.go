@@ -130,9 +130,15 @@ func (g *Gateway) enter(w http.ResponseWriter, r *http.Request, addr netip.Addr)
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		defer context.AfterFunc(g.ctx, cancel)()
-		verdict = g.admission.await(ctx, n, enterWait)
-		if a, ok := w.(*answer); ok && verdict == admitted && a.left() {
-			g.admission.leave(addr, true)
+		var left func() bool // the HTTP server ends the context of its requests
+		if a, ok := w.(*answer); ok {
+			left = a.left
+		}
+		verdict = g.admission.await(ctx, n, enterWait, left)
+		if left != nil && left() {
+			if verdict == admitted {
+				g.admission.leave(addr, true)
+			}
 			return &denial{http.StatusServiceUnavailable, "unavailable", "the client has left", minWait, "left"}
 		}
 	}

@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// newcomersInLine is how many connections may wait to be upgraded, and enterWait
-// how long.
 const (
+	// newcomersInLine is how many connections may wait to be upgraded, and enterWait
+	// how long.
 	newcomersInLine = 8192
 	enterWait       = 2 * time.Second
+	// leftLook is how often it is looked whether one who waits has left.
+	leftLook = 500 * time.Millisecond
 )
 
 // admission counts connections: in all, and those that have not authenticated,
@@ -59,17 +61,31 @@ type newcomer struct {
 	gone bool          // it does not wait any more
 }
 
-// await waits for the turn of one who was put into the line, for limit at most and
-// while ctx lives.
-func (a *admission) await(ctx context.Context, n *newcomer, limit time.Duration) admitVerdict {
-	timer := time.NewTimer(limit)
+// await waits for the turn of one who was put into the line, for limit at most, while
+// ctx lives, and until left says that the client has gone; nil = ctx says so. Who waits
+// no longer makes room for others in the line and of its address.
+func (a *admission) await(ctx context.Context, n *newcomer, limit time.Duration, left func() bool) admitVerdict {
+	end := time.Now().Add(limit)
+	timer := time.NewTimer(min(limit, leftLook))
 	defer timer.Stop()
-	select {
-	case <-n.in:
-		return admitted
-	case <-timer.C:
-	case <-ctx.Done():
+	for waits := true; waits; {
+		select {
+		case <-n.in:
+			return admitted
+		case <-timer.C:
+			rest := time.Until(end)
+			if waits = rest > 0 && (left == nil || !left()); waits {
+				timer.Reset(min(rest, leftLook))
+			}
+		case <-ctx.Done():
+			waits = false
+		}
 	}
+	return a.giveUp(n)
+}
+
+// giveUp takes one out of the line whose turn has not come.
+func (a *admission) giveUp(n *newcomer) admitVerdict {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {

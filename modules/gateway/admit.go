@@ -61,6 +61,9 @@ func lost(err error) bool { return im.ReasonOf(err) == clientv1.Reason_REASON_LO
 // here before the claim misses no delivery that looks the route up. Who has ended
 // meanwhile claims nothing, which would displace another.
 func (g *Gateway) joinMany(batch []*entrant) {
+	if len(batch) == joinsAtOnce {
+		g.haste.wave(time.Now())
+	}
 	g.admitAll(staying(batch))
 	in := staying(batch)
 	for _, j := range in {

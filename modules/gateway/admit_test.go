@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -188,6 +189,23 @@ func TestRoutesAreRefreshedWhileTheDirectoryHangs(t *testing.T) {
 	eventually(t, "routes are refreshed", func() bool { return kept() >= before+2 })
 }
 
+// What a round has missed is one line of the log, whatever the reasons.
+func TestARoundTellsOnceWhatItMissed(t *testing.T) {
+	seen, logs := observer.New(zap.WarnLevel)
+	var m missed
+	m.add(missed{})
+	m.tell(zap.New(seen))
+	m.add(missed{n: 3, noRoom: 3})
+	m.add(missed{n: 2, err: errors.New("away")})
+	m.add(missed{n: 1, noRoom: 1})
+	for range 2 {
+		m.tell(zap.New(seen))
+	}
+	if all := logs.All(); len(all) != 1 || fmt.Sprint(all[0].ContextMap()) != "map[error:away no_room:4 sessions:6]" {
+		t.Errorf("it is told %v", all)
+	}
+}
+
 // Logins that were not looked up again are told in the log, once a round.
 func TestWhatIsNotLookedUpAgainIsTold(t *testing.T) {
 	seen, logs := observer.New(zap.WarnLevel)
@@ -219,7 +237,9 @@ func TestLoginsAreLookedUpInGroups(t *testing.T) {
 	var c checks
 	asked, calls := 0, 0
 	for at := time.Duration(0); at <= refreshTime; at += keepStep {
-		c.add(r.due(begin.Add(at)))
+		if others := c.add(r.due(begin.Add(at))); others > 0 {
+			t.Errorf("no room for %d after %v", others, at)
+		}
 		next := c.next(r.done(begin.Add(at)))
 		asked, calls = asked+len(next), calls+(len(next)+joinsAtOnce-1)/joinsAtOnce
 		c = slices.Clone(c[len(next):])
@@ -227,10 +247,11 @@ func TestLoginsAreLookedUpInGroups(t *testing.T) {
 	if asked != n || calls > 160 {
 		t.Errorf("%d of %d in %d calls", asked, n, calls)
 	}
+	waited, others := len(c), 0
 	for range 100 {
-		c.add(make([]*session, 1000))
+		others += c.add(make([]*session, 1000))
 	}
-	if len(c) != checksWaiting {
-		t.Errorf("%d wait", len(c))
+	if len(c) != checksWaiting || others != waited+100*1000-checksWaiting {
+		t.Errorf("%d wait, and %d others", len(c), others)
 	}
 }

@@ -23,6 +23,9 @@ const (
 	// headRoom is the longest request that the front reads. It is also what the HTTP
 	// server reads at once, so that nothing read here is left behind there.
 	headRoom = 4 << 10
+	// headUsual holds nearly every upgrade whole. In a wave of reconnects there are as
+	// many heads as clients that have just come.
+	headUsual = 1 << 10
 )
 
 // front stands before the HTTP server and takes the upgrades of plain connections
@@ -168,12 +171,12 @@ func (f *front) letGo(c net.Conn) {
 
 // head is room for the head of a request, and to read it from.
 type head struct {
-	room [headRoom]byte
+	room []byte // headUsual or headRoom bytes
 	from bytes.Reader
 	in   *bufio.Reader
 }
 
-var headPool = sync.Pool{New: func() any { return &head{in: bufio.NewReaderSize(nil, headRoom)} }}
+var headPool = sync.Pool{New: func() any { return &head{room: make([]byte, headUsual), in: bufio.NewReaderSize(nil, headUsual)} }}
 
 // serve reads the request of a connection and serves its session, or passes it on.
 func (f *front) serve(c *net.TCPConn) {
@@ -202,37 +205,54 @@ func (f *front) open(c *net.TCPConn) (s *session) {
 	f.g.follow(c, http.StateNew) // as the server would; it may close it
 	by := time.Now().Add(headerTimeout)
 	_ = c.SetReadDeadline(by)
-	h := headPool.Get().(*head)
-	defer headPool.Put(h)
-	data, whole, err := h.read(c)
+	r, data, err := readHead(c)
 	f.letGo(c)
 	if err != nil {
 		_ = c.Close()
 		f.g.follow(c, http.StateClosed)
 		return nil
 	}
-	var r *http.Request
-	if whole {
-		r = h.request(data)
-	}
 	if r == nil {
 		f.g.follow(c, http.StateClosed) // the server counts it anew
-		f.pass(&opened{TCPConn: c, read: bytes.Clone(data), by: by})
+		f.pass(&opened{TCPConn: c, read: data, by: by})
 		return nil
 	}
 	f.g.sockets.heard(c)
 	r.RemoteAddr = c.RemoteAddr().String()
-	a := answer{c: c, in: h.in}
+	a := answer{c: c}
 	s = f.g.open(&a, r)
 	f.g.follow(c, a.finish())
 	return s
+}
+
+// readHead reads an upgrade; without one, data is what was read. The request shares no
+// memory with what it was read from, which others use while it waits for its turn.
+func readHead(c net.Conn) (r *http.Request, data []byte, err error) {
+	h := headPool.Get().(*head)
+	defer headPool.Put(h)
+	data, whole, err := h.read(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if whole {
+		r = h.request(data)
+	}
+	if r == nil {
+		return nil, bytes.Clone(data), nil
+	}
+	return r, nil, nil
 }
 
 // read reads until it is clear what it is; whole = it may be an upgrade, and is there
 // to its end.
 func (h *head) read(c net.Conn) (data []byte, whole bool, err error) {
 	n := 0
-	for n < len(h.room) {
+	for n < headRoom {
+		if n == len(h.room) {
+			room := make([]byte, headRoom)
+			copy(room, h.room)
+			h.room = room
+		}
 		m, err := c.Read(h.room[n:])
 		n += m
 		if look := lookAt(h.room[:n]); look != unfinished {
@@ -330,7 +350,6 @@ func plainHost(host string) bool {
 // which the connection is closed. A few hundred bytes into a new socket never wait.
 type answer struct {
 	c      *net.TCPConn
-	in     *bufio.Reader // nothing is left in it
 	header http.Header
 	status int
 	body   bytes.Buffer
@@ -366,7 +385,7 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		_ = a.c.Close()
 		return nil, nil, err
 	}
-	return a.c, bufio.NewReadWriter(a.in, nil), nil
+	return a.c, bufio.NewReadWriter(bufio.NewReaderSize(a.c, 0), nil), nil // nothing was read ahead
 }
 
 // left reports whether the client has closed its side, and so waits for no answer.

@@ -102,6 +102,7 @@ func TestRequestsHoweverTheyCome(t *testing.T) {
 	}
 	for name, data := range map[string]string{
 		"as programs write it":   good,
+		"with a long head":       strings.Replace(good, "\r\n\r\n", "\r\nX-Long: "+strings.Repeat("x", 2000)+"\r\n\r\n", 1),
 		"with a large head":      strings.Replace(good, "\r\n\r\n", "\r\nX-Large: "+strings.Repeat("x", 6000)+"\r\n\r\n", 1),
 		"with unusual line ends": strings.ReplaceAll(good, "\r\n", "\n"),
 	} {

@@ -132,6 +132,7 @@ type Gateway struct {
 	announcer *announcer
 	typing    *typing
 	joins     *gather[*entrant]
+	haste     *haste
 	apart     turns // of logins that need more than their group gives them
 	releases  turns // of routes that are given back
 	kicks     *kicks
@@ -196,7 +197,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g.watchers, g.typing, g.announcer = newWatchers(g), newTyping(g), newAnnouncer(g)
 	m.watchSilence(d.Reg, g.watchers.silence)
 	g.desks()
-	g.joins, g.apart = newJoins(g), make(turns, joinsApart)
+	g.joins, g.apart, g.haste = newJoins(g), make(turns, joinsApart), newHaste()
 	m.watchRequests(d.Reg, g)
 	m.watchCertificate(d.Reg, g)
 	g.releases = make(turns, releasesAtOnce)

@@ -108,8 +108,12 @@ func (r *round) done(now time.Time) bool { return len(r.left) == 0 && now.Sub(r.
 // in full groups.
 type checks []*session
 
-// add notes those for whom there is room.
-func (c *checks) add(due []*session) { *c = append(*c, due[:min(len(due), checksWaiting-len(*c))]...) }
+// add notes those for whom there is room, and returns how many others there are.
+func (c *checks) add(due []*session) (others int) {
+	n := min(len(due), checksWaiting-len(*c))
+	*c = append(*c, due[:n]...)
+	return len(due) - n
+}
 
 // next is those who can be asked about: full groups, or everybody at the end of a round.
 func (c checks) next(end bool) []*session {
@@ -123,24 +127,28 @@ func (c checks) next(end bool) []*session {
 type lookUp struct {
 	sessions []*session
 	last     bool
+	others   int // for whom there was no room since the one before
 }
 
-// missed is how many logins were not looked up, and why the last one was not.
+// missed is how many logins were not looked up: in all, those of them for whom there
+// was no room, and why the last one of the others was not.
 type missed struct {
-	n   int
-	err error
+	n, noRoom int
+	err       error
 }
 
 func (m *missed) add(more missed) {
-	if more.n > 0 {
-		m.n, m.err = m.n+more.n, more.err
+	m.n, m.noRoom = m.n+more.n, m.noRoom+more.noRoom
+	if more.err != nil {
+		m.err = more.err
 	}
 }
 
 // tell says so in the log, and begins anew.
 func (m *missed) tell(log *zap.Logger) {
 	if m.n > 0 {
-		log.Warn("logins were not looked up again; the next round makes up for it", zap.Int("sessions", m.n), obs.Err(m.err))
+		log.Warn("logins were not looked up again; the next round makes up for it",
+			zap.Int("sessions", m.n), zap.Int("no_room", m.noRoom), obs.Err(m.err))
 	}
 	*m = missed{}
 }
@@ -155,7 +163,10 @@ func (k *keeper) run(ctx context.Context) {
 	beside.Go(func() {
 		var of missed // the round
 		for l := range groups {
-			of.add(k.readmit(ctx, l.sessions))
+			unanswered := k.readmit(ctx, l.sessions)
+			k.g.m.unchecked.WithLabelValues("unanswered").Add(float64(unanswered.n))
+			of.add(unanswered)
+			of.add(missed{n: l.others, noRoom: l.others})
 			if l.last && ctx.Err() == nil {
 				of.tell(k.g.Log)
 			}
@@ -166,6 +177,7 @@ func (k *keeper) run(ctx context.Context) {
 	var r round
 	var ask checks
 	end := false // of a round: incomplete groups are asked about too
+	others := 0  // for whom there was no room, and of whom nobody was told
 	began, memory, asked := time.Now(), "", time.Time{}
 	for {
 		select {
@@ -195,12 +207,14 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		due := r.due(now)
 		k.refresh(ctx, due)
-		ask.add(due)
+		n := ask.add(due)
+		k.g.m.unchecked.WithLabelValues("full").Add(float64(n))
+		others += n
 		end = end || r.done(now)
 		if next := ask.next(end); len(next) > 0 {
 			select {
-			case groups <- lookUp{next, end}:
-				ask, end = slices.Clone(ask[len(next):]), false
+			case groups <- lookUp{next, end, others}:
+				ask, end, others = slices.Clone(ask[len(next):]), false, 0
 			default: // it has not answered yet
 			}
 		}
@@ -305,7 +319,7 @@ func (k *keeper) readmit(ctx context.Context, sessions []*session) (out missed) 
 		for i, s := range part {
 			reason := k.g.ended.of(s.user, s.login, time.Now())
 			if answers[i].err != nil { // the rows stay: its next hello finds them
-				unanswered.add(missed{1, answers[i].err})
+				unanswered.add(missed{n: 1, err: answers[i].err})
 			} else if reason == "" {
 				reason = answers[i].res.RefusedReason
 			}
@@ -314,7 +328,7 @@ func (k *keeper) readmit(ctx context.Context, sessions []*session) (out missed) 
 			}
 		}
 		if unanswered.n == len(part) { // nobody can say now; the next round asks again
-			out.add(missed{len(sessions) - at, unanswered.err})
+			out.add(missed{n: len(sessions) - at, err: unanswered.err})
 			return out
 		}
 		out.add(unanswered)

@@ -125,6 +125,7 @@ type metrics struct {
 	marksLost   prometheus.Counter
 	heads       prometheus.Counter
 	refreshed   *prometheus.CounterVec // label: result
+	unchecked   *prometheus.CounterVec // label: why (full, unanswered)
 	routesAway  prometheus.Gauge
 	routeLosses prometheus.Counter
 	unclaimed   prometheus.Gauge
@@ -175,6 +176,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		marksLost:       counter("marks_dropped_total", "Delivery acks that did not reach state; later ones make up for them."),
 		heads:           counter("heads_total", "Head hints after the comparison with state."),
 		refreshed:       vec("routes_refreshed_total", "Routes refreshed: kept, restored because the store had lost them, superseded or replaced by newer ones, or failed.", "result"),
+		unchecked:       vec("logins_unchecked_total", "Logins of open sessions that were not looked up again in their round: too many waited (full), or the directory did not answer (unanswered).", "why"),
 		routesAway:      prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "routes_away", Help: "1 while the route store does not answer this node."}),
 		routeLosses:     counter("route_losses_total", "Times that the route store had forgotten, so that all routes were put back."),
 		unclaimed:       prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "sessions_unclaimed", Help: "Sessions that began while the route store was away and have no route yet."}),
@@ -210,6 +212,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{"kept", "restored", "superseded", "replaced", "failed"} {
 		m.refreshed.WithLabelValues(r)
 	}
+	for _, why := range []string{"full", "unanswered"} {
+		m.unchecked.WithLabelValues(why)
+	}
 	for _, r := range []string{"passed", "limited", "large", "failed"} {
 		m.typing.WithLabelValues(r)
 	}
@@ -227,7 +232,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	reg.MustRegister(m.presence, m.typing, m.watchers, m.watched)
 	reg.MustRegister(m.requestsRefused, m.announcements)
 	reg.MustRegister(m.connections, m.parked, m.tidied, m.memory, m.shed, m.handshakes, frames, m.closed, m.pullMode, m.redelivered, m.limited, m.marksLost,
-		m.heads, m.refreshed, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
+		m.heads, m.refreshed, m.unchecked, m.routesAway, m.routeLosses, m.unclaimed, m.outranked, m.kicksLost, m.staleLeaders, m.submitSends, m.send, m.deliver)
 	return m
 }
 

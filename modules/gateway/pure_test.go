@@ -482,12 +482,15 @@ func TestAdmissionLine(t *testing.T) {
 		a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 		x := &admission{most: 10, mostPending: 1, mostAddress: 3, mostInLine: 3, exempt: netip.Addr.IsLoopback, byAddr: map[netip.Addr]int{}}
 		in := make(chan string, 10)
+		var gone sync.Map // of those that have left
 		wait := func(name string, addr netip.Addr, ctx context.Context) {
 			v, n := x.enter(addr)
 			if n == nil {
 				t.Fatalf("%s got %v at once", name, v)
 			}
-			go func() { in <- fmt.Sprint(name, x.await(ctx, n, enterWait) == admitted) }()
+			go func() {
+				in <- fmt.Sprint(name, x.await(ctx, n, enterWait, func() bool { _, left := gone.Load(name); return left }) == admitted)
+			}()
 			synctest.Wait()
 		}
 		want := func(list ...string) {
@@ -527,7 +530,12 @@ func TestAdmissionLine(t *testing.T) {
 		x.leave(a, true) // it was in the way
 		want("btrue")
 		wait("late", a, t.Context())
-		time.Sleep(enterWait)
+		wait("left", b, t.Context())
+		time.Sleep(enterWait / 2)
+		gone.Store("left", true)
+		time.Sleep(leftLook)
+		want("leftfalse")
+		time.Sleep(enterWait/2 - leftLook)
 		want("latefalse")
 		x.leave(a, false)
 		x.leave(b, true)

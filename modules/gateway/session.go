@@ -231,11 +231,15 @@ func (s *session) begun() bool {
 // message reads one envelope and handles its frames in order. It returns
 // errors of the socket only.
 func (s *session) message(r io.Reader) error {
-	buf := buffers.Get().(*[]byte)
+	pool := &buffers
+	if s.pending {
+		pool = &helloBuffers
+	}
+	buf := pool.Get().(*[]byte)
 	data, err := readAll(r, (*buf)[:0])
 	*buf = data[:0]
 	if cap(data) <= 2*protocol.MaxTextEnvelope {
-		defer buffers.Put(buf) // decoded frames share no memory with it
+		defer pool.Put(buf) // decoded frames share no memory with it
 	}
 	if err != nil {
 		return err

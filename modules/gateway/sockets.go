@@ -45,7 +45,7 @@ type sockets struct {
 // no room for it, refused says so for the metrics, and it is to be closed; that it
 // was must be told to close all the same.
 func (s *sockets) open(c net.Conn, upgraded int) (refused string) {
-	addr := parseAddr(c.RemoteAddr().String())
+	addr := addrOf(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plain++
@@ -60,6 +60,14 @@ func (s *sockets) open(c net.Conn, upgraded int) (refused string) {
 	s.silent[c] = addr
 	s.byAddr[addr]++
 	return ""
+}
+
+// addrOf is the address at the other end of a connection; invalid if it has none.
+func addrOf(c net.Conn) netip.Addr {
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return parseAddr(c.RemoteAddr().String())
 }
 
 // heard notes that a connection has asked for something. silent = it had not

@@ -52,6 +52,7 @@ func (t *tidy) done(now time.Time, resident uint64) { t.before, t.kept = now, re
 func (g *Gateway) tidyUp(ctx context.Context) {
 	tick := time.NewTicker(tidyStep)
 	defer tick.Stop()
+	defer g.haste.end()
 	var t tidy
 	for {
 		select {
@@ -59,6 +60,7 @@ func (g *Gateway) tidyUp(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		g.haste.step(time.Now())
 		parked := g.lot.Parked()
 		g.m.parked.Set(float64(parked))
 		g.groups.expire(time.Now())

@@ -329,5 +329,9 @@ func closeFrame(code int, reason string) []byte {
 	return append(b, reason...)
 }
 
-// buffers are message buffers, shared by all connections.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+// buffers are message buffers, shared by all connections, and helloBuffers those of
+// the first messages. These are short, and kept until the login has had its turn.
+var (
+	buffers      = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+	helloBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 768); return &b }}
+)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -19,7 +20,8 @@ const entryColumns = `seq, prev_seq, kind, countable, sender, message_id, client
 
 // scanEntry reads entryColumns.
 func scanEntry(scan func(...any) error, e *im.Entry) error {
-	var c cells
+	c := cellsPool.Get().(*cells)
+	defer c.giveBack()
 	if err := scan(c.places(entryCells)...); err != nil {
 		return err
 	}
@@ -29,7 +31,8 @@ func scanEntry(scan func(...any) error, e *im.Entry) error {
 
 // scanNear reads a row of sqlNear; i says which conversation it is of.
 func scanNear(scan func(...any) error, e *im.Entry) (i int64, err error) {
-	var c cells
+	c := cellsPool.Get().(*cells)
+	defer c.giveBack()
 	if err := scan(c.places(entryCells + 1)...); err != nil {
 		return 0, err
 	}
@@ -56,13 +59,24 @@ type cells struct {
 	to   [32]any
 }
 
-// places are where the first n values go.
-func (c *cells) places(n int) []any {
-	for i := range n {
+// cellsPool has cells that were given back: a row has much less in it than cells
+// have room for.
+var cellsPool = sync.Pool{New: func() any {
+	c := &cells{}
+	for i := range c.list {
 		c.to[i] = &c.list[i]
 	}
-	return c.to[:n]
+	return c
+}}
+
+// giveBack gives the cells back. What was taken out of them stays valid.
+func (c *cells) giveBack() {
+	clear(c.list[:])
+	cellsPool.Put(c)
 }
+
+// places are where the first n values go.
+func (c *cells) places(n int) []any { return c.to[:n] }
 
 // int is a number; NULL is 0.
 func (c *cells) int(i int) int64 {
@@ -142,11 +156,12 @@ const stayTables = ` FROM member m JOIN conversation c ON c.num = m.conv `
 
 // scanStay reads stayColumns.
 func scanStay(scan func(...any) error, s *stay) error {
-	var c cells
+	c := cellsPool.Get().(*cells)
+	defer c.giveBack()
 	if err := scan(c.places(stayCells)...); err != nil {
 		return err
 	}
-	return s.from(&c)
+	return s.from(c)
 }
 
 // stayCells is how many columns stayColumns has.

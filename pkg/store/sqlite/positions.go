@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/imdhq/imd/pkg/im"
@@ -15,15 +16,14 @@ func (s *Store) Position(ctx context.Context, conv im.ConversationID, user im.Us
 	const op = "store.Position"
 	var p store.Position
 	err := s.read(ctx, func(c *conn) (err error) {
-		p, err = c.position(op, conv, user, true)
+		p, err = c.position(op, conv, user)
 		return err
 	})
 	return p, fault(op, err)
 }
 
-// position reads where a present member stands, and counts its unread entries if
-// count says so. Errors: not_member.
-func (c *conn) position(op string, conv im.ConversationID, user im.UserID, count bool) (store.Position, error) {
+// position reads where a present member stands. Errors: not_member.
+func (c *conn) position(op string, conv im.ConversationID, user im.UserID) (store.Position, error) {
 	st, err := c.stayOf(op, conv, user)
 	if err == nil && !st.Present() {
 		err = rules.NotMember(op, conv)
@@ -31,14 +31,45 @@ func (c *conn) position(op string, conv im.ConversationID, user im.UserID, count
 	if err != nil {
 		return store.Position{}, err
 	}
+	return c.positionOf(st, true)
+}
+
+// positionOf is where a present member stands, with its unread entries if count says so.
+func (c *conn) positionOf(st *stay, count bool) (p store.Position, err error) {
 	n := 0
 	if count {
 		n, err = c.unread(st)
 	}
 	return store.Position{
-		Conversation: conv, User: user, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
-		Unread: n, Members: st.Count, Kind: st.Kind, Peer: st.peer(user),
+		Conversation: st.ID, User: st.User, Delivered: st.Here(), Read: st.Read, Start: st.View.Start(), Head: st.View.Head(),
+		Unread: n, Members: st.Count, Kind: st.Kind, Peer: st.peer(st.User),
 	}, err
+}
+
+// sqlStaysOf is sqlStay for a list of users and conversations.
+const sqlStaysOf = `SELECT ` + stayColumns + `, j.key FROM json_each(?) j
+  CROSS JOIN member m ON m.user_id = json_extract(j.value, '$[0]') AND m.conversation_id = json_extract(j.value, '$[1]')
+  CROSS JOIN conversation c ON c.num = m.conv`
+
+// staysOf reads where the members that positions are of stand; nil = it never was one.
+func (c *conn) staysOf(ctx context.Context, ps []store.Position) ([]*stay, error) {
+	pairs := make([][2]string, len(ps))
+	for i := range ps {
+		pairs[i] = [2]string{string(ps[i].User), string(ps[i].Conversation)}
+	}
+	list, _ := json.Marshal(pairs) // texts always encode
+	out := make([]*stay, len(ps))
+	err := c.each(ctx, sqlStaysOf, []any{string(list)}, func(scan func(...any) error) error {
+		row := cellsPool.Get().(*cells)
+		defer row.giveBack()
+		if err := scan(row.places(stayCells + 1)...); err != nil {
+			return err
+		}
+		st := &stay{}
+		out[row.int(stayCells)] = st
+		return st.from(row)
+	})
+	return out, err
 }
 
 // SavePositions is store.Positions'. What it returns is read after the commit,
@@ -58,18 +89,21 @@ func (s *Store) SavePositions(ctx context.Context, ps []store.Position) ([]store
 	}
 	out := make([]store.Position, len(ps))
 	err = s.read(ctx, func(c *conn) error {
-		for i := range ps {
+		stays, err := c.staysOf(ctx, ps)
+		if err != nil {
+			return err
+		}
+		for i, st := range stays {
+			if st == nil || !st.Present() {
+				out[i] = store.Position{Conversation: ps[i].Conversation, User: ps[i].User}
+				continue
+			}
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			p, err := c.position(op, ps[i].Conversation, ps[i].User, ps[i].Read > 0)
-			if im.ReasonOf(err) == clientv1.Reason_REASON_NOT_MEMBER {
-				p, err = store.Position{Conversation: ps[i].Conversation, User: ps[i].User}, nil
-			}
-			if err != nil {
+			if out[i], err = c.positionOf(st, ps[i].Read > 0); err != nil {
 				return err
 			}
-			out[i] = p
 		}
 		return nil
 	})

@@ -29,7 +29,7 @@ func (s *Store) Sync(ctx context.Context, q store.SyncQuery) (store.SyncPage, er
 // SyncMany is store.Reader's. A walk lists, in order of conversation ids, what
 // changed after the commit its token names. What changes while it goes on has a
 // later commit than the one it began at, and so comes in the next walk, if not in
-// this one already. All queries see the same snapshot. Where a user stands is one
+// this one already. All queries see the same snapshot. Where the users stand is one
 // statement, and what is new in all conversations that moved a little is another.
 func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.SyncPage, error) {
 	const op = "store.Sync"
@@ -41,9 +41,10 @@ func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.Syn
 	err := s.read(ctx, func(c *conn) (err error) {
 		walks := make([]*walk, len(qs))
 		for i := range qs {
-			if walks[i], err = c.begin(ctx, s.w.epoch, commits, qs[i]); err != nil {
-				return err
-			}
+			walks[i] = begin(s.w.epoch, commits, qs[i])
+		}
+		if err := c.stand(ctx, walks); err != nil {
+			return err
 		}
 		if err := c.readAhead(ctx, walks); err != nil {
 			return err
@@ -81,9 +82,9 @@ type walk struct {
 	sum  uint64    // over the heads of the user; 0 = not wanted
 }
 
-// begin finds what the answer to a query names. commits is the number of a commit that
-// this snapshot has.
-func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.SyncQuery) (*walk, error) {
+// begin makes the walk of a query. commits is the number of a commit that the snapshot
+// has.
+func begin(epoch string, commits int64, q store.SyncQuery) *walk {
 	q.Limit = min(max(q.Limit, 1), store.MaxSyncPage)
 	t, ok := tokens.Parse(q.Token)
 	if void := !ok || t.Epoch != epoch || t.Since > commits || t.Upto > commits; void {
@@ -95,17 +96,23 @@ func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.S
 	if t.Upto == 0 {
 		t.Upto = commits
 	}
-	w := &walk{q: q, t: t}
-	list, err := c.stays(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	w.list = wanted(list, q, t)
-	if w.more = len(w.list) > q.Limit; w.more {
-		w.list = w.list[:q.Limit]
-	}
-	return w, nil
+	return &walk{q: q, t: t}
 }
+
+// take takes what was read of where the user stands.
+func (w *walk) take(list []*listed) {
+	w.list = wanted(list, w.q, w.t)
+	if w.more = len(w.list) > w.q.Limit; w.more {
+		w.list = w.list[:w.q.Limit]
+	}
+}
+
+// reads is how many conversations a walk reads: more than fit on a page even if all
+// cursors are of conversations that have not moved.
+func (w *walk) reads() int { return w.q.Limit + len(w.q.Cursors) + 1 }
+
+// summed reports whether the walk wants the sum over all heads: only where it begins.
+func (w *walk) summed() bool { return w.q.Digest && w.t.After == "" }
 
 // walk returns the page that a walk is about.
 func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
@@ -144,25 +151,26 @@ const (
 	sqlSum = `SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, ` + digestFunction + `(m.conversation_id, c.head)` + stayTables + `WHERE m.user_id = ?1 AND m.role > 0
   UNION ALL SELECT * FROM (`
-	sqlStaysBegin = `SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
-    m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + `
-  LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
-    AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END
+	sqlStaysBegin = `SELECT ` + stayColumns + peerColumns + `, m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + peerTable + `
   WHERE m.user_id = ?1 AND m.conversation_id > ?2 AND (m.version > ?3 OR m.role > 0 AND c.version > ?3`
 	sqlStaysEnd = ` ORDER BY m.conversation_id LIMIT ?4`
+
+	peerColumns = `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read`
+	peerTable   = `
+  LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
+    AND p.user_id = CASE WHEN m.user_id = c.user_a THEN c.user_b ELSE c.user_a END`
 )
 
-// stays reads the next conversations of the walk, more than fit on a page even
-// if all cursors are of conversations that have not moved, and the sum over all
-// heads if the walk begins here and wants it.
+// stays reads the next conversations of one walk, and the sum over all heads if it begins
+// here and wants it.
 func (c *conn) stays(ctx context.Context, w *walk) (list []*listed, err error) {
-	q, t := &w.q, &w.t
-	args := []any{string(q.User), string(t.After), t.Since, q.Limit + len(q.Cursors) + 1}
-	if len(q.Cursors) > 0 {
-		args = append(args, jsonList(q.Cursors))
+	args := []any{string(w.q.User), string(w.t.After), w.t.Since, w.reads()}
+	if len(w.q.Cursors) > 0 {
+		args = append(args, jsonList(w.q.Cursors))
 	}
-	err = c.each(ctx, staysOf(len(q.Cursors) > 0, q.Digest && t.After == ""), args, func(scan func(...any) error) error {
-		var row cells
+	err = c.each(ctx, staysOf(len(w.q.Cursors) > 0, w.summed()), args, func(scan func(...any) error) error {
+		row := cellsPool.Get().(*cells)
+		defer row.giveBack()
 		if err := scan(row.places(listedCells)...); err != nil {
 			return err
 		}
@@ -170,7 +178,7 @@ func (c *conn) stays(ctx context.Context, w *walk) (list []*listed, err error) {
 			w.sum = uint64(row.int(listedCells - 1))
 			return nil
 		}
-		l, err := listedOf(&row)
+		l, err := listedOf(row)
 		list = append(list, l)
 		return err
 	})

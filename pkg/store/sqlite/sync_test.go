@@ -1,7 +1,9 @@
 package sqlite
 
 import (
+	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -64,4 +66,78 @@ func TestStatementsOfSync(t *testing.T) {
 	if st := p.States[0]; st.Unread != 2 || st.Last.Seq != 2 || len(st.Page.Entries) != 1 || st.PeerMember.User != "ann" {
 		t.Errorf("state %+v", st)
 	}
+}
+
+// What many are told in one call is what each would be told alone, however much room
+// their statement has.
+func TestStandingOfMany(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	n := 0
+	talk := func(a im.UserID, others ...im.UserID) (last im.ConversationID) {
+		t.Helper()
+		var rows []store.AppendRow
+		for _, b := range others {
+			n++
+			last = im.ConversationID(protocol.DirectID(string(a), string(b)))
+			rows = append(rows, store.AppendRow{Conversation: last, Peer: b, Sender: a, MessageID: im.MessageID(n), ClientMessageID: im.ClientMessageID(fmt.Sprint(n)),
+				Content: []byte("x"), Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Countable: true})
+		}
+		for part := range slices.Chunk(rows, 128) {
+			if res, err := s.Append(t.Context(), part); err != nil || res[0].Err != nil {
+				t.Fatal(res, err)
+			}
+		}
+		return last
+	}
+	ask := func(qs ...store.SyncQuery) (together []store.SyncPage) {
+		t.Helper()
+		together, err := s.SyncMany(t.Context(), qs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range qs {
+			alone, err := s.Sync(t.Context(), qs[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(together[i], alone) {
+				t.Errorf("query %d of %d: %+v, and alone %+v", i, len(qs), together[i], alone)
+			}
+		}
+		return together
+	}
+	ab, ac := talk("ann", "bob"), talk("ann", "cid")
+	first := ask(store.SyncQuery{User: "ann", Limit: 10})[0].Token
+	bc := talk("bob", "cid")
+	const odd = `<o"d\d é`
+	talk(odd, "bob")
+	level := map[im.ConversationID]im.Seq{ab: 1, ac: 1, bc: 1}
+	pages := ask(
+		store.SyncQuery{User: "ann", Limit: 10, Token: first, Digest: true},                                 // nothing is new
+		store.SyncQuery{User: "bob", Limit: 10, Token: first, Cursors: level, Entries: 5},                   // one that others ask about too
+		store.SyncQuery{User: "cid", Limit: 1, Entries: 5, Digest: true},                                    // two, on two pages
+		store.SyncQuery{User: "ann", Limit: 10, Token: "rubbish", Cursors: level, Digest: true},             // the second of a user
+		store.SyncQuery{User: odd, Limit: 10, Digest: true},                                                 // a name that JSON writes otherwise
+		store.SyncQuery{User: "dot", Limit: 10, Digest: true, Cursors: map[im.ConversationID]im.Seq{ab: 0}}, // in none
+	)
+	if got := pages[2]; len(got.States) != 1 || !got.More {
+		t.Fatalf("a first page %+v", got)
+	}
+	if pages[0].Digest == 0 || pages[4].Digest == 0 || pages[1].Digest != 0 {
+		t.Errorf("digests %d, %d and %d", pages[0].Digest, pages[4].Digest, pages[1].Digest)
+	}
+	if got := pages[4]; len(got.States) != 1 {
+		t.Fatalf("of an odd name %+v", got)
+	}
+	ask(store.SyncQuery{User: "cid", Limit: 1, Token: pages[2].Token, Digest: true}, store.SyncQuery{User: "bob", Limit: 10})
+
+	var friends []im.UserID
+	for i := range standMost {
+		friends = append(friends, im.UserID(fmt.Sprintf("of-eve-%03d", i)))
+	}
+	talk("eve", friends...)
+	many := store.SyncQuery{User: "eve", Limit: store.MaxSyncPage, Digest: true}
+	ask(many, store.SyncQuery{User: "ann", Limit: 10}, store.SyncQuery{User: "bob", Limit: 10})
+	ask(store.SyncQuery{User: "ann", Limit: 10}, many, store.SyncQuery{User: "bob", Limit: 10}, store.SyncQuery{User: "of-eve-001", Limit: 10, Digest: true})
 }
