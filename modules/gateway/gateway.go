@@ -123,6 +123,7 @@ type Gateway struct {
 	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
+	sides     sides     // that busy connections use by turns
 	lot       *park.Lot // of connections that are quiet; made by Start
 	marks     *marks
 	submitter *submitter

@@ -62,7 +62,9 @@ func (g *Gateway) tidyUp(ctx context.Context) {
 		parked := g.lot.Parked()
 		g.m.parked.Set(float64(parked))
 		g.groups.expire(time.Now())
+		g.sides.trim()
 		if t.step(time.Now(), g.hub.len(), parked, residentHeap()) {
+			g.sides.empty()
 			runtime.GC() // empties the pools, which the next one frees
 			debug.FreeOSMemory()
 			t.done(time.Now(), residentHeap())
