@@ -121,7 +121,8 @@ func (c *calmer) run() {
 	}
 }
 
-// calmAll takes pages from all connections. One that fails is given up: the next
+// calmAll takes pages from all connections, and from the writer most of what it
+// remembers of conversations. One that fails is given up: the next
 // transaction makes a new one.
 func (c *calmer) calmAll() {
 	for range c.s.all {
@@ -141,6 +142,7 @@ func (c *calmer) calmAll() {
 		if w.resize(true) != nil {
 			_ = w.drop()
 		}
+		w.cache.shrink()
 		<-w.turn
 	case <-c.quit:
 	}
