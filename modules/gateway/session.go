@@ -68,10 +68,10 @@ type session struct {
 
 	// The reader's own.
 	bucket  rate.Bucket
-	over    overload
-	pending bool // counted as not authenticated
-	resumed bool // it has asked what it missed
-	corked  bool // welcome waits for the answer to a sync behind hello
+	over    *overload // nil = nothing was refused
+	pending bool      // counted as not authenticated
+	resumed bool      // it has asked what it missed
+	corked  bool      // welcome waits for the answer to a sync behind hello
 
 	// Set by the reader before the session is registered; read only after.
 	user      im.UserID
@@ -122,10 +122,7 @@ func newSession(g *Gateway, enc protocol.Encoding, addr netip.Addr) *session {
 	s.hash = uint32(xxhash.Sum64String(string(s.id)))
 	s.timer.session = s
 	s.mu.q = &s.q
-	s.q = queue{
-		cfg: queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
-		m:   g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
-	}
+	s.q = queue{cfg: g.queues[enc], lost: s.writeFailed, room: s.look}
 	return s
 }
 
@@ -372,7 +369,9 @@ func (s *session) waitForRoom(long bool) bool {
 	if s.stalled.Load() { // we were silent, not the client
 		now := time.Now()
 		s.wire.lastByte.Store(now.UnixNano())
-		s.over.passOver(now.Sub(began))
+		if s.over != nil {
+			s.over.passOver(now.Sub(began))
+		}
 		s.stalled.Store(false)
 	}
 	return true
@@ -399,6 +398,9 @@ func (s *session) look() {
 
 // refused notes that a frame was above a rate, and ends who does not stop.
 func (s *session) refused(now time.Time) {
+	if s.over == nil {
+		s.over = &overload{}
+	}
 	if s.over.refused(now, s.g.overloadTime) {
 		s.end("rate_limited", "above the rates for too long", minWait)
 	}
