@@ -53,14 +53,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.errOut)
-	err := root.ExecuteContext(ctx)
+	called, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
 	var ran *ranError
 	if !errors.As(err, &ran) {
 		f := usagef("%v", err)
-		f.Hint = "see imd --help"
+		f.Hint = "see " + called.CommandPath() + " --help"
 		f.print(a.errOut, wantsJSON(args))
 		return f.Exit
 	}
@@ -110,6 +110,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
 // others refuse arguments they do not know.
 func markRan(c *cobra.Command) {
 	if run := c.RunE; run != nil {
+		c.Args = tellArgs(c.Args)
 		c.RunE = func(c *cobra.Command, args []string) error {
 			if err := run(c, args); err != nil {
 				return &ranError{err}
@@ -138,9 +139,32 @@ func markRan(c *cobra.Command) {
 	}
 }
 
+// tellArgs says which argument is one too many, or how the command is used, where
+// cobra counts them or speaks of commands.
+func tellArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	if check == nil {
+		return nil
+	}
+	return func(c *cobra.Command, args []string) error {
+		if check(c, args) == nil {
+			return nil
+		}
+		for n := len(args) - 1; n >= 0; n-- {
+			if check(c, args[:n]) == nil {
+				return fmt.Errorf("unexpected argument %q", args[n])
+			}
+		}
+		return fmt.Errorf("an argument is missing: %s", c.UseLine())
+	}
+}
+
+// together is within what time the same signal counts once: programs that start
+// others, such as timeout and npm, pass on what the whole group got already.
+const together = 500 * time.Millisecond
+
 // untilSignal is a context that ends at the first SIGINT or SIGTERM, or when
 // the terminal is gone. A second signal ends the process at once, with status
-// 130. release undoes both.
+// 130, unless it repeats the first within moments. release undoes both.
 func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(parent)
 	ch := make(chan os.Signal, 2) // one for each signal that matters
@@ -150,22 +174,36 @@ func untilSignal(parent context.Context, first func(os.Signal)) (ctx context.Con
 		signal.Notify(ch, syscall.SIGHUP)
 	}
 	go func() {
-		select {
-		case s := <-ch:
-			first(s)
-			cancel()
-		case <-done:
-			return
-		}
-		select {
-		case <-ch:
+		if signals(ch, done, func(s os.Signal) { first(s); cancel() }) {
 			os.Exit(exitInterrupted)
-		case <-done:
 		}
 	}()
 	return ctx, func() {
 		signal.Stop(ch)
 		close(done)
 		cancel()
+	}
+}
+
+// signals calls first for the first signal and reports whether a second one came
+// before done.
+func signals(ch <-chan os.Signal, done <-chan struct{}, first func(os.Signal)) (second bool) {
+	var s os.Signal
+	select {
+	case s = <-ch:
+	case <-done:
+		return false
+	}
+	at := time.Now()
+	first(s)
+	for {
+		select {
+		case again := <-ch:
+			if again != s || time.Since(at) >= together {
+				return true
+			}
+		case <-done:
+			return false
+		}
 	}
 }

@@ -157,6 +157,7 @@ type verdict struct {
 	Issuer    string     `json:"issuer,omitempty"`
 	KeyID     string     `json:"key_id,omitempty"`
 	Algorithm string     `json:"algorithm,omitempty"`
+	KnownKeys []string   `json:"known_keys"`
 	IssuedAt  *time.Time `json:"issued_at,omitempty"`
 	Expires   *time.Time `json:"expires,omitempty"`
 }
@@ -166,11 +167,12 @@ func newTokenVerify(a *app) *cobra.Command {
 		Use:   "verify TOKEN",
 		Short: "Say whether a token is good, and if not, why",
 		Long: `Verify judges a token with the keys of the data folder and the section auth of
-the configuration. It does not know revocations, which a node would ask for.
+the configuration: if the node has a configuration file, give the same one with
+--config. It does not know revocations, which a node would ask for.
 With - it reads the token from standard input.
 
 Exit status: 0 if the token is good, 4 if it is not.`,
-		Example: "  imd token verify eyJhbGciOi...\n  imd token mint --user alice | imd token verify -",
+		Example: "  imd token verify --config imd.yaml eyJhbGciOi...\n  imd token mint --user alice | imd token verify -",
 		Args:    cobra.ExactArgs(1),
 	}
 	s := addKeySettings(a, c)
@@ -207,7 +209,7 @@ func (k *keyring) judge(token string, now time.Time) (verdict, error) {
 		return verdict{}, &module.ConfigError{Err: err}
 	}
 	e := ver.Explain(token, now)
-	v := verdict{Valid: e.Valid}
+	v := verdict{Valid: e.Valid, KnownKeys: k.ids()}
 	if !e.Valid {
 		v.Reason = im.ReasonName(e.Reason())
 		v.Problem = im.Wire(e.Problem).GetMessage()
@@ -218,6 +220,20 @@ func (k *keyring) judge(token string, now time.Time) (verdict, error) {
 		v.IssuedAt, v.Expires = when(e.Claims.IssuedAt), when(e.Claims.Expires)
 	}
 	return v, nil
+}
+
+// ids names all keys that tokens are judged with: those of the data folder, then
+// those of the configuration.
+func (k *keyring) ids() []string {
+	out := []string{}
+	for _, t := range k.keys {
+		out = append(out, t.ID)
+	}
+	for _, spec := range k.auth.Keys {
+		id, _, _ := strings.Cut(spec, ":")
+		out = append(out, id)
+	}
+	return out
 }
 
 func when(t time.Time) *time.Time {
@@ -238,7 +254,7 @@ func (v verdict) print(w io.Writer, now time.Time) {
 	}
 	line := func(name, value string) {
 		if value != "" {
-			fmt.Fprintf(w, "  %-10s%q\n", name, value)
+			fmt.Fprintf(w, "  %-12s%q\n", name, value)
 		}
 	}
 	line("user", v.User)
@@ -248,6 +264,9 @@ func (v verdict) print(w io.Writer, now time.Time) {
 	line("audience", strings.Join(v.Audience, " "))
 	line("issuer", v.Issuer)
 	line("key", strings.TrimSpace(v.KeyID+" "+v.Algorithm))
+	if !v.Valid {
+		line("known keys", strings.Join(v.KnownKeys, " "))
+	}
 	at := func(name string, t *time.Time) {
 		if t == nil {
 			return
@@ -256,7 +275,7 @@ func (v verdict) print(w io.Writer, now time.Time) {
 		if t.Before(now) {
 			ago = span(now.Sub(*t)) + " ago"
 		}
-		fmt.Fprintf(w, "  %-10s%s, %s\n", name, t.Format(time.RFC3339), ago)
+		fmt.Fprintf(w, "  %-12s%s, %s\n", name, t.Format(time.RFC3339), ago)
 	}
 	at("issued", v.IssuedAt)
 	at("expires", v.Expires)

@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/imdhq/imd/pkg/config"
@@ -53,6 +55,42 @@ func TestExitStatuses(t *testing.T) {
 		if got := classify(tt.err); got.Exit != tt.want || got.Message == "" || got.Code == "" || got.Reason == "" {
 			t.Errorf("%s: classify() = %+v; want exit status %d", tt.name, *got, tt.want)
 		}
+	}
+}
+
+// A second signal is one that is another one, or comes later: whoever starts
+// programs passes on what they got already.
+func TestASignalThatComesTwice(t *testing.T) {
+	term, intr := syscall.SIGTERM, os.Interrupt
+	for name, tt := range map[string]struct {
+		again os.Signal
+		after time.Duration
+		want  bool
+	}{
+		"one signal":  {nil, 0, false},
+		"passed on":   {term, 20 * time.Millisecond, false},
+		"asked again": {term, together, true},
+		"another one": {intr, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ch, done := make(chan os.Signal, 2), make(chan struct{})
+				got, firsts := make(chan bool), 0
+				go func() { got <- signals(ch, done, func(os.Signal) { firsts++ }) }()
+				ch <- term
+				if tt.again != nil {
+					time.Sleep(tt.after)
+					ch <- tt.again
+				}
+				synctest.Wait()
+				if !tt.want {
+					close(done)
+				}
+				if second := <-got; second != tt.want || firsts != 1 {
+					t.Errorf("second %v, first called %d times", second, firsts)
+				}
+			})
+		})
 	}
 }
 

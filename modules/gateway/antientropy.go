@@ -20,7 +20,7 @@ const headsBatch = 1000
 // antiEntropy compares heads with state from time to time, so that a lost last
 // delivery heals without a reconnect. It returns when ctx is done.
 func (g *Gateway) antiEntropy(ctx context.Context) {
-	version := ""
+	version, failed := "", false // failed: so did the round before, and it is told
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -30,9 +30,13 @@ func (g *Gateway) antiEntropy(ctx context.Context) {
 		case <-t.C:
 		}
 		if v, err := g.compareHeads(ctx, version); err == nil {
-			version = v
-		} else if ctx.Err() == nil {
-			g.Log.Warn("heads were not compared; the next round makes up for it", obs.Err(err))
+			if version = v; failed {
+				g.Log.Info("heads are compared again")
+			}
+			failed = false
+		} else if ctx.Err() == nil && !failed {
+			failed = true
+			g.Log.Warn("heads are not compared; the round that succeeds makes up for it", obs.Err(err))
 		}
 		wait := time.Duration(float64(g.cfg.AntiEntropy.Interval) * jitter())
 		if version == "" {

@@ -15,7 +15,7 @@ import (
 )
 
 // features are the later parts of the protocol that this server has.
-var features = []string{"presence", "typing", "announcements"}
+var features = []string{"presence", "typing", "announcements", "digest"}
 
 // defaultClass is the class of a login that names none.
 const defaultClass = im.Desktop

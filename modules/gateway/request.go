@@ -188,7 +188,7 @@ func (s *session) sync(id uint32, q *clientv1.Sync) {
 	}
 	r := s.newRequest(id, "sync")
 	r.sync = &v1.SyncRequest{UserId: string(s.user), SyncToken: q.SyncToken, Cursors: q.Cursors,
-		PageLimit: min(q.PageLimit, protocol.MaxSyncPage), MaxBytes: resultBytes, Json: s.enc == protocol.JSON}
+		PageLimit: min(q.PageLimit, protocol.MaxSyncPage), MaxBytes: resultBytes, Json: s.enc == protocol.JSON, Digest: true}
 	first := !s.resumed // who has just come waits for it; others have their entries live
 	s.resumed = true
 	if !s.g.syncs.offer(r, first) {

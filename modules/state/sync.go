@@ -78,7 +78,7 @@ func (c *core) newSync(req *v1.SyncRequest) *syncing {
 	token, same := innerToken(x.epoch, req.SyncToken)
 	x.q = store.SyncQuery{
 		User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage, Entries: min(int(req.PageLimit), protocol.MaxSyncPage),
-		MaxBytes: answerSize(req.MaxBytes) - syncOverhead,
+		MaxBytes: answerSize(req.MaxBytes) - syncOverhead, Digest: req.Digest,
 	}
 	if same { // cursors of another history mean other entries
 		x.q.Cursors = make(map[im.ConversationID]im.Seq, len(req.Cursors))
@@ -91,12 +91,12 @@ func (c *core) newSync(req *v1.SyncRequest) *syncing {
 
 // result is the answer that the store's page makes.
 func (x *syncing) result(page *store.SyncPage) *clientv1.SyncResult {
-	res := &clientv1.SyncResult{DataEpoch: x.epoch, More: page.More, Full: page.Full, SyncToken: outerToken(x.epoch, page.Token)}
+	res := &clientv1.SyncResult{DataEpoch: x.epoch, More: page.More, Full: page.Full, SyncToken: outerToken(x.epoch, page.Token), Digest: page.Digest}
 	b := &syncBuilder{core: x.core, cursors: x.q.Cursors, sizer: sizer{x.json}, room: x.q.MaxBytes}
 	for i := range page.States {
 		w := b.add(&page.States[i], i == 0)
 		if w == nil { // no room: go on behind the last one that had it
-			res.More, res.SyncToken = true, outerToken(x.epoch, page.TokenAfter[i-1])
+			res.More, res.SyncToken, res.Digest = true, outerToken(x.epoch, page.TokenAfter[i-1]), 0
 			break
 		}
 		res.Conversations = append(res.Conversations, w)

@@ -6,7 +6,8 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 )
 
-// pools shows the connections of the message store, if it keeps any.
+// pools shows the connections of the message store, and the size of its log, if it
+// keeps any.
 type pools struct{ handle *store.Handle }
 
 func poolDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -19,11 +20,13 @@ var (
 	poolWaits       = poolDesc("pool_waits_total", "Calls that had to wait for a connection and got one.")
 	poolWaited      = poolDesc("pool_wait_seconds_total", "Time that calls have waited for a connection that they got.")
 	poolGivenUp     = poolDesc("pool_given_up_total", "Calls that got no connection in their time.")
+
+	logBytes = prometheus.NewDesc("imd_storage_log_bytes", "Size of the log of the embedded store, beside its database file.", nil, nil)
 )
 
 // Describe is prometheus.Collector's.
 func (pools) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{poolConnections, poolLimit, poolWaits, poolWaited, poolGivenUp} {
+	for _, d := range []*prometheus.Desc{poolConnections, poolLimit, poolWaits, poolWaited, poolGivenUp, logBytes} {
 		ch <- d
 	}
 }
@@ -33,6 +36,9 @@ func (p pools) Collect(ch chan<- prometheus.Metric) {
 	m, err := p.handle.Messages()
 	if err != nil {
 		return // nothing is open
+	}
+	if l, ok := m.(store.Logged); ok {
+		ch <- prometheus.MustNewConstMetric(logBytes, prometheus.GaugeValue, float64(l.LogBytes()))
 	}
 	pooled, ok := m.(store.Pooled)
 	if !ok {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/dedup"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
@@ -21,11 +23,18 @@ import (
 const (
 	// maxBehind is how far the clock may be behind the newest stored entry.
 	maxBehind = 5 * time.Minute
-	// openTime bounds the opening of both stores. It covers the check of a
-	// database after an unclean stop.
+	// openTime bounds one try to open the message store, and the opening of the
+	// others. It covers the check of a database after an unclean stop.
 	openTime = 30 * time.Second
-	// pingTime bounds the readiness check.
-	pingTime = 300 * time.Millisecond
+	// awaitBase and awaitMost bound the pauses between tries to open a message store
+	// that is away; awaitLog is how often the log says that it is awaited.
+	awaitBase = 200 * time.Millisecond
+	awaitMost = 2 * time.Second
+	awaitLog  = 30 * time.Second
+	// pingTime bounds the readiness check, and lookPause is how often one is made if
+	// nobody asks for it, so that the metrics tell the truth.
+	pingTime  = 300 * time.Millisecond
+	lookPause = 5 * time.Second
 )
 
 // Drivers are the stores that can be opened, by the scheme of their data
@@ -74,6 +83,8 @@ type Storage struct {
 	pings    prometheus.Histogram
 	failures prometheus.Counter
 	sick     atomic.Bool // the last readiness check failed
+	awaited  atomic.Bool // Start waits for a message store that is away
+	looked   atomic.Bool // a readiness check was made since the last look
 
 	messages store.MessageStore // set by Start
 	routes   store.RouteStore
@@ -95,25 +106,34 @@ func New(cfg Config, deps Deps) *Storage {
 			Help: "Readiness checks that the message store failed.",
 		}),
 	}
-	deps.Reg.MustRegister(s.pings, s.failures, pools{deps.Handle})
+	away := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "imd", Subsystem: "storage", Name: "away",
+		Help: "1 while the message store takes no writes of this node, or is awaited by its start.",
+	}, func() float64 {
+		if s.sick.Load() || s.awaited.Load() {
+			return 1
+		}
+		return 0
+	})
+	deps.Reg.MustRegister(s.pings, s.failures, away, pools{deps.Handle})
 	return s
 }
 
 // Start opens the stores that the roles of this node use, and the dedup cache,
-// checks the clock and publishes them.
+// checks the clock and publishes them. It waits for a message store that is away.
 func (s *Storage) Start(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, openTime)
-	defer cancel()
 	defer func() {
 		if err != nil {
 			err = errors.Join(marked(err), s.Close())
 		}
 	}()
 	if !s.deps.NoMessages {
-		if err := s.openMessages(ctx); err != nil {
+		if err := s.await(ctx); err != nil {
 			return err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
 	if !s.deps.NoRoutes {
 		if err := s.openRoutes(ctx); err != nil {
 			return err
@@ -145,7 +165,48 @@ func (s *Storage) openRoutes(ctx context.Context) error {
 	return nil
 }
 
+// await opens the message store, and tries again for as long as it is away: after
+// a power cut its server may be the last to come, and a node that ended would have to
+// be started by somebody.
+func (s *Storage) await(ctx context.Context) error {
+	pause := backoff.Policy{Base: awaitBase, Max: awaitMost}
+	defer s.awaited.Store(false)
+	var since, said time.Time
+	for attempt := 0; ; attempt++ {
+		err := s.openMessages(ctx)
+		switch {
+		case err == nil && attempt > 0:
+			s.deps.Log.Info("the message store is there", obs.Took(s.now().Sub(since)))
+			return nil
+		case !errors.Is(err, store.ErrAway):
+			return err
+		}
+		now := s.now()
+		if attempt == 0 {
+			since = now
+		}
+		if said.IsZero() || now.Sub(said) >= awaitLog {
+			said = now
+			s.deps.Log.Warn("the message store is away; the node waits for it and is not ready", zap.Duration("since", now.Sub(since)), obs.Err(err))
+		}
+		s.awaited.Store(true)
+		if err := pause.Sleep(ctx, attempt); err != nil {
+			return err
+		}
+	}
+}
+
+// openMessages opens the message store and publishes it. After an error nothing is
+// left open.
 func (s *Storage) openMessages(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	defer func() {
+		if err != nil && s.messages != nil {
+			err = errors.Join(err, s.messages.Close())
+			s.messages = nil
+		}
+	}()
 	dsn, key := s.cfg.Messages(s.deps.DataDir)
 	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
 		return err
@@ -207,14 +268,37 @@ func (s *Storage) checkClock(ctx context.Context) error {
 		now.UTC().Format(time.RFC3339), newest.UTC().Format(time.RFC3339), store.ErrClock)
 }
 
-// Run keeps other servers out of the message store; apart from that, stores work
-// when they are called.
+// Run looks after the message store and keeps other servers out of it; apart from
+// that, stores work when they are called.
 func (s *Storage) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	if s.messages != nil {
+		wg.Go(func() { s.look(ctx) })
+	}
 	if s.tenancy != nil {
 		return marked(s.tenancy.keep(ctx))
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// look makes a readiness check now and then, if nobody else did.
+func (s *Storage) look(ctx context.Context) {
+	tick := time.NewTicker(lookPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !s.looked.Swap(false) {
+			s.check(context.WithoutCancel(ctx)) // a stop is no fault of the store
+		}
+	}
 }
 
 // Drain does nothing: others still need the stores.
@@ -244,11 +328,19 @@ func (s *Storage) Close() error {
 
 // Ready is the readiness check: the message store takes writes.
 func (s *Storage) Ready(ctx context.Context) module.Status {
+	s.looked.Store(true)
+	return s.check(ctx)
+}
+
+func (s *Storage) check(ctx context.Context) module.Status {
 	if s.deps.NoMessages {
 		return module.Status{Ready: true}
 	}
 	m, err := s.deps.Handle.Messages()
-	if err != nil {
+	switch {
+	case err != nil && s.awaited.Load():
+		return module.Status{Reason: "the message store is away"}
+	case err != nil:
 		return module.Status{Reason: "the message store is not open"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingTime)

@@ -3,8 +3,10 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +87,54 @@ func newRig(t *testing.T, cfg Config) *rig {
 	return r
 }
 
+// away is what imd_storage_away says.
+func (r *rig) away(t *testing.T) bool {
+	t.Helper()
+	all, err := r.deps.Reg.(*prometheus.Registry).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		if m.GetName() == "imd_storage_away" {
+			return m.Metric[0].Gauge.GetValue() == 1
+		}
+	}
+	t.Fatal("no metric imd_storage_away")
+	return false
+}
+
+// The metric follows the store also if nobody asks whether the node is ready.
+func TestAStoreIsLookedAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, DefaultConfig())
+		if err := r.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		var full atomic.Bool
+		r.messages.ping = func(context.Context) error {
+			if full.Load() {
+				return store.ErrFull
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Run(ctx) }()
+		for _, want := range []bool{false, true, false} {
+			full.Store(want)
+			time.Sleep(lookPause + time.Second)
+			if r.away(t) != want {
+				t.Errorf("imd_storage_away says %v, want %v", r.away(t), want)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestLife(t *testing.T) {
 	r := newRig(t, DefaultConfig())
 	if s := r.Ready(t.Context()); s.Ready {
@@ -161,6 +211,65 @@ func TestStartFails(t *testing.T) {
 			if r.fail == nil && tt.cfg.DSN == "sqlite:" && !r.messages.closed {
 				t.Error("the message store was left open")
 			}
+		})
+	}
+}
+
+// A message store that is away is awaited, with pauses that stay short, until it is
+// there, shows that it can never be used, or the node is told to stop.
+func TestAStoreThatIsAwayIsAwaited(t *testing.T) {
+	away := fmt.Errorf("the database db at db:5432 cannot be reached: %w", store.ErrAway)
+	for name, tt := range map[string]struct {
+		then error // what the driver says after a minute; nil = it opens
+		stop bool  // the node is told to stop instead
+		want error
+	}{
+		"it comes":             {},
+		"it refuses the user":  {then: store.ErrDSN, want: store.ErrDSN},
+		"the node has to stop": {then: away, stop: true, want: context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, DefaultConfig())
+				var says atomic.Pointer[error]
+				says.Store(&away)
+				open := r.deps.Drivers.Messages["sqlite"]
+				r.deps.Drivers.Messages["sqlite"] = func(ctx context.Context, u *url.URL, log *zap.Logger) (store.MessageStore, error) {
+					if err := *says.Load(); err != nil {
+						return nil, err
+					}
+					return open(ctx, u, log)
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				defer stop()
+				done := make(chan error, 1)
+				go func() { done <- r.Start(ctx) }()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if !r.away(t) {
+					t.Error("meanwhile imd_storage_away says that it is there")
+				}
+				if s := r.Ready(ctx); s.Ready || s.Reason != "the message store is away" {
+					t.Errorf("meanwhile the check says %+v", s)
+				}
+				changed := time.Now()
+				if says.Store(&tt.then); tt.stop {
+					stop()
+				}
+				err := <-done
+				if !errors.Is(err, tt.want) || tt.want == nil && err != nil {
+					t.Errorf("the start ends with %v, want %v", err, tt.want)
+				}
+				if took := time.Since(changed); took > awaitMost {
+					t.Errorf("it took %v", took)
+				}
+				if s := r.Ready(t.Context()); s.Ready != (tt.want == nil) {
+					t.Errorf("then the check says %+v", s)
+				}
+				if err := r.Close(); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }
@@ -288,6 +397,11 @@ func (pooledMessages) Pools() []store.Pool {
 	return []store.Pool{{Name: "read", Most: 8, Open: 5, InUse: 2, Waits: 7, Waited: 1500 * time.Millisecond, GivenUp: 3}}
 }
 
+// loggedMessages is a message store with a log.
+type loggedMessages struct{ *fakeMessages }
+
+func (loggedMessages) LogBytes() int64 { return 4096 }
+
 func TestPoolsAreShown(t *testing.T) {
 	reg, handle := prometheus.NewRegistry(), &store.Handle{}
 	New(DefaultConfig(), Deps{Log: zaptest.NewLogger(t), Reg: reg, Handle: handle})
@@ -312,6 +426,10 @@ func TestPoolsAreShown(t *testing.T) {
 	handle.SetMessages(&fakeMessages{})
 	if n := len(values()); n != closed {
 		t.Errorf("a store without pools shows %d values more", n-closed)
+	}
+	handle.SetMessages(loggedMessages{&fakeMessages{}})
+	if got := values()["log_bytes"]; got != 4096 {
+		t.Errorf("log_bytes is %v", got)
 	}
 	handle.SetMessages(pooledMessages{&fakeMessages{}})
 	got := values()

@@ -18,6 +18,9 @@ type inbox struct {
 	convs   map[string]*conv
 	epoch   string
 	token   string // of the last sync
+	full    bool   // the pages of a full list come
+	repair  bool   // it was asked for because of a digest
+	doubt   bool   // no digest has agreed since
 	syncing bool
 	tries   int // syncs refused in a row
 	due     int // deliveries since the last ack frame
@@ -43,6 +46,7 @@ type conv struct {
 	gapSet bool
 	aside  []asideEntry // above a gap, rising seq; at most protocol.MaxAside
 
+	term   uint64             // of the digest, by what syncs told; 0 = no member. Only if recorded
 	tl     *timeline.Timeline // nil = not recorded
 	wake   time.Duration      // when tl.Tick is due; 0 = not set
 	last   string             // the sender of the entry before
@@ -345,9 +349,10 @@ func (b *inbox) connected(epoch string, syncing bool) {
 
 // resync forgets everything: the store has another history now.
 func (b *inbox) resync(epoch string) {
-	b.token = ""
+	b.token, b.full, b.repair, b.doubt = "", false, false, false
 	b.d.h.rec.resync(b.d, "", epoch)
 	for _, cv := range b.convs {
+		cv.term = 0
 		cv.known, cv.have, cv.acked, cv.head, cv.aside = false, 0, 0, 0, nil
 		if cv.tl != nil {
 			cv.tl.Resync()

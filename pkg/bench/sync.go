@@ -13,7 +13,10 @@ const syncPage = 20
 
 // sync asks what has changed, until there is no more.
 func (b *inbox) sync(s *session) {
-	f := &clientv1.Sync{SyncToken: b.token, PageLimit: syncPage}
+	f := &clientv1.Sync{SyncToken: b.token}
+	if !b.repair {
+		f.PageLimit = syncPage
+	}
 	cursors := make(map[string]int64, len(b.convs))
 	for _, cv := range b.convs {
 		have, known := cv.have, cv.known
@@ -41,6 +44,7 @@ func (b *inbox) sync(s *session) {
 			return
 		}
 		b.tries = 0
+		b.began(r)
 		for _, st := range r.Conversations {
 			b.state(cursors, st)
 		}
@@ -49,8 +53,40 @@ func (b *inbox) sync(s *session) {
 			b.sync(s)
 			return
 		}
+		if b.repair = b.differs(r); b.repair {
+			b.token = ""
+			b.sync(s)
+			return
+		}
 		b.synced(s)
 	})
+}
+
+// began lets go of what syncs have told before a full list.
+func (b *inbox) began(r *clientv1.SyncResult) {
+	if r.Full && !b.full {
+		for _, cv := range b.convs {
+			cv.term = 0
+		}
+	}
+	b.full = r.Full && r.More
+}
+
+// differs compares the digest of an answer with what syncs have told, while
+// recording, and reports whether the full list is to be asked for, as the SDK does.
+func (b *inbox) differs(r *clientv1.SyncResult) bool {
+	rec := b.d.h.rec
+	if rec == nil || r.Digest == 0 {
+		return false
+	}
+	sum := uint64(0)
+	for _, cv := range b.convs {
+		sum += cv.term
+	}
+	rec.digest(b.d, sum == r.Digest)
+	again := sum != r.Digest && !b.doubt && !r.Full
+	b.doubt = sum != r.Digest
+	return again
 }
 
 // syncFailed tries again, on the same session, if that may help; without a sync
@@ -76,6 +112,10 @@ func (b *inbox) state(cursors map[string]int64, st *clientv1.ConversationState) 
 	cv := b.conv([]byte(st.ConversationId))
 	cursor, named := cursors[cv.id]
 	if cv.tl != nil {
+		cv.term = 0
+		if st.Role != clientv1.Role_ROLE_UNSPECIFIED {
+			cv.term = protocol.DigestTerm(cv.id, st.HeadSeq)
+		}
 		for _, m := range st.GetPage().GetEntries() {
 			e := &entryIn{}
 			e.from(m)

@@ -123,6 +123,15 @@ func (t *tape) resync(d *device, conv, epoch string) {
 	}
 }
 
+// digest records whether a digest is that of what syncs have told.
+func (t *tape) digest(d *device, agrees bool) {
+	r := history.Record{T: t.now(), Kind: history.Digest, User: d.user, Device: d.id, Ack: history.AckOK}
+	if !agrees {
+		r.Ack = history.AckFail
+	}
+	t.rec.Add(viewFile, r)
+}
+
 func (t *tape) settled(d *device) {
 	t.rec.Add(viewFile, history.Record{T: t.now(), Kind: history.Settled, User: d.user, Device: d.id})
 }

@@ -14,6 +14,7 @@ const (
 	Disconnect Kind = "disconnect" // view: it ended
 	Resync     Kind = "resync"     // view: the device dropped what it had of Conv ("" = all) for a new data_epoch; Name is that epoch, if known
 	Settled    Kind = "settled"    // view: the device is online, has synced and waits for nothing
+	Digest     Kind = "digest"     // view: a sync came with a digest of heads; Ack ok = it is that of what syncs have told the device, fail = it is not
 	Fault      Kind = "fault"      // faults: Name began or, with Stop, ended; Entry aside = clients must not feel it
 	Row        Kind = "row"        // db: an entry
 	Span       Kind = "span"       // members: User may see (Seq, To] of Conv; To 0 = to the end

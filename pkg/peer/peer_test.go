@@ -397,6 +397,50 @@ func TestUsePicker(t *testing.T) {
 	})
 }
 
+// Calls stay in the zone of the caller while a healthy node is there, unless they go
+// by hash: then all zones must agree.
+func TestTheOwnZoneFirst(t *testing.T) {
+	still(t, []string{"a", "b", "c"}, func(t *testing.T, w *world) {
+		v := view(w.nodes...)
+		for i, zone := range []string{"here", "there", "there"} {
+			v.Nodes[i].Zone = zone
+		}
+		g := w.caller.state.group
+		g.zone = "here"
+		w.caller.Update(v)
+		call := func(method string) map[string]int64 {
+			t.Helper()
+			for _, n := range w.nodes {
+				n.calls.Store(0)
+			}
+			w.caller.UsePicker("state.Members", method)
+			for i := range 60 {
+				if _, err := w.caller.State().Members(t.Context(), &v1.MembersRequest{ConversationId: fmt.Sprint("g", i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := map[string]int64{}
+			for _, n := range w.nodes {
+				got[n.name] = n.calls.Load()
+			}
+			return got
+		}
+		for _, picker := range []string{balance.NameRoundRobin, balance.NameWeighted, balance.NameRandom, balance.NameLeastRequest} {
+			if got := call(picker); got["a"] != 60 {
+				t.Errorf("%s: %v", picker, got)
+			}
+		}
+		if got := call(balance.NameConsistentHash); got["b"] == 0 || got["c"] == 0 {
+			t.Errorf("by hash: %v", got)
+		}
+		w.node("a").fail.Store(&im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE})
+		call(balance.NameRoundRobin) // finds out
+		if got := call(balance.NameRoundRobin); got["a"] != 0 || got["b"] != 30 || got["c"] != 30 {
+			t.Errorf("without a healthy node in the own zone: %v", got)
+		}
+	})
+}
+
 // A process that has the role itself is one node among others.
 func TestThisProcessIsOneOfTheNodes(t *testing.T) {
 	w := newWorld(t, "a", "b")

@@ -39,6 +39,9 @@ type device struct {
 	token   string
 	full    map[string]bool // named by the full listing under way
 	listing bool            // more pages of the listing are to come
+	repair  bool            // the listing is made because of a digest
+	doubt   bool            // no digest has agreed since
+	lossy   bool            // it did not take what a sync told, and the digest must show it
 	tries   int             // of connecting, in a row
 
 	link     *link // nil = none
@@ -65,7 +68,8 @@ type view struct {
 	tl     *timeline.Timeline
 	ackAt  time.Duration // 0 = nothing to acknowledge
 	unack  int
-	newest int64 // shown last
+	term   uint64 // of the digest, by what syncs told
+	newest int64  // shown last
 	have   int64
 }
 
@@ -211,7 +215,10 @@ func (d *device) flush() {
 // sync asks what changed.
 func (d *device) sync() {
 	d.syncing, d.syncAt = true, d.w.now+syncPause
-	q := &clientv1.Sync{SyncToken: d.token, PageLimit: int32(d.w.plan.pageLimit)}
+	q := &clientv1.Sync{SyncToken: d.token}
+	if !d.repair {
+		q.PageLimit = int32(d.w.plan.pageLimit)
+	}
 	clear(d.cursors)
 	for _, v := range d.views {
 		if v.tl.Known() && d.token != "" {
@@ -240,8 +247,12 @@ func (d *device) synced(r *clientv1.SyncResult) {
 		d.drop("the store has another history now")
 		return
 	}
-	for _, st := range r.Conversations {
+	for _, st := range d.taken(r) {
 		v := d.view(st.ConversationId)
+		v.term = 0
+		if st.Role != clientv1.Role_ROLE_UNSPECIFIED {
+			v.term = protocol.DigestTerm(v.id, st.HeadSeq)
+		}
 		d.takeStored(v, st.Page.GetEntries())
 		cursor, ok := d.cursors[st.ConversationId]
 		if !ok {
@@ -263,11 +274,21 @@ func (d *device) synced(r *clientv1.SyncResult) {
 		return
 	}
 	if r.Full {
+		for _, v := range d.views {
+			if !d.full[v.id] {
+				v.term = 0
+			}
+		}
 		d.views = slices.DeleteFunc(d.views, func(v *view) bool {
 			return !d.full[v.id] && !d.box.Busy(v.id) && v.tl.Known()
 		})
 	}
-	d.full = nil
+	d.full, d.repair = nil, false
+	if d.w.bad != NoDigest && d.digest(r) {
+		d.token, d.repair, d.rest = "", true, false
+		d.sync()
+		return
+	}
 	if d.rest {
 		d.rest, d.again = false, false
 		d.sync()
@@ -277,6 +298,36 @@ func (d *device) synced(r *clientv1.SyncResult) {
 	for _, v := range d.views {
 		d.effects(v, v.tl.Synced(d.w.ms()))
 	}
+}
+
+// taken are the states of an answer, without one now and then that is lost.
+func (d *device) taken(r *clientv1.SyncResult) []*clientv1.ConversationState {
+	if n := len(r.Conversations); n > 0 && r.Digest != 0 && !r.Full && !d.doubt && d.w.chance(d.w.plan.headLoss) {
+		i := d.w.rng.IntN(n)
+		d.w.tracef("%s loses the head of %s", d.id, r.Conversations[i].ConversationId)
+		d.w.faults++
+		d.lossy = true
+		return slices.Delete(slices.Clone(r.Conversations), i, i+1)
+	}
+	return r.Conversations
+}
+
+// digest compares the digest of an answer with what syncs told, and reports whether
+// all heads are to be asked for.
+func (d *device) digest(r *clientv1.SyncResult) bool {
+	if r.Digest == 0 {
+		return false
+	}
+	sum := uint64(0)
+	for _, v := range d.views {
+		sum += v.term
+	}
+	again := sum != r.Digest && !d.doubt && !r.Full
+	if sum != r.Digest && !d.lossy {
+		d.w.fail("%s got a digest that is not that of what syncs told", d)
+	}
+	d.doubt, d.lossy = sum != r.Digest, false
+	return again
 }
 
 // effects does what a timeline asks for.

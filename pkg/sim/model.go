@@ -8,6 +8,7 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // overlap is how far the token of a sync lies before its read, since an append
@@ -261,6 +262,7 @@ type syncPage struct {
 	token  string
 	more   bool
 	full   bool
+	digest uint64
 	same   bool // the token is of this history, so cursors count
 }
 
@@ -290,6 +292,7 @@ func (m *model) sync(u im.UserID, token string, cursors map[string]int64, limit 
 		cursors = nil
 	}
 	p.full = t.since == everything
+	whole := t.place == 0
 	for ; t.place < len(m.convs); t.place++ {
 		c := m.convs[t.place]
 		if c.members[u] == nil || !m.listed(c, u, t.since, cursors) {
@@ -304,9 +307,22 @@ func (m *model) sync(u im.UserID, token string, cursors map[string]int64, limit 
 	if !p.more {
 		t.place = 0
 	}
+	if whole && !p.more {
+		p.digest = m.digest(u)
+	}
 	p.token = strconv.Itoa(len(m.tokens))
 	m.tokens = append(m.tokens, t)
 	return p
+}
+
+// digest is that of the heads of a user.
+func (m *model) digest(u im.UserID) (sum uint64) {
+	for _, c := range m.convs {
+		if c.members[u] != nil && c.present(u) {
+			sum += protocol.DigestTerm(string(c.id), c.top(u))
+		}
+	}
+	return sum
 }
 
 // listed reports whether a sync names a conversation.

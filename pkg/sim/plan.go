@@ -34,6 +34,7 @@ type plan struct {
 	submitLoss, readLoss, fanLoss     float64 // calls between roles
 	slowClaims                        float64 // of routes
 	withdraw                          float64 // of sends
+	headLoss                          float64 // states that a device does not take from a sync
 
 	resets, silences, stalls     int // connections that break, go silent, stop for a while
 	stateCrashes, statePauses    int
@@ -71,6 +72,7 @@ func makePlan(r *rand.Rand) plan {
 		p.late = 0           // what is stored behind a refusal of its own rerun is nobody's to fan out
 		p.withdraw = 0       // what was refused and is stored all the same is not delivered to its session
 	}
+	p.headLoss = rate(r, 0.5)
 	return p
 }
 

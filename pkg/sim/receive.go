@@ -53,10 +53,11 @@ func (d *device) welcome(wl *clientv1.Welcome) {
 	d.online, d.since = true, d.w.now
 	if d.epoch != "" && d.epoch != wl.DataEpoch {
 		d.token, d.full, d.listing, d.rest = "", nil, false, false
+		d.repair, d.doubt = false, false
 		clear(d.cursors)
 		for _, v := range d.views {
 			v.tl.Resync()
-			v.newest, v.have = 0, 0
+			v.newest, v.have, v.term = 0, 0, 0
 		}
 	}
 	d.epoch = wl.DataEpoch

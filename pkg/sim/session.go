@@ -216,7 +216,7 @@ func (s *session) sync(id uint32, q *clientv1.Sync, answer func(*clientv1.Server
 	m := s.w.store
 	s.g.read(func(reply func(any)) {
 		p := m.sync(s.user, q.SyncToken, cursors, s.w.plan.syncStates)
-		res := &clientv1.SyncResult{DataEpoch: m.epochName(), SyncToken: p.token, More: p.more, Full: p.full, Conversations: p.states}
+		res := &clientv1.SyncResult{DataEpoch: m.epochName(), SyncToken: p.token, More: p.more, Full: p.full, Conversations: p.states, Digest: p.digest}
 		s.w.after(s.w.between(0, time.Millisecond), func() {
 			if !p.same {
 				cursors = nil // of another history

@@ -23,17 +23,19 @@ const (
 	NoDedup
 	// NoAntiEntropy compares no heads.
 	NoAntiEntropy
+	// NoDigest compares no digests on devices.
+	NoDigest
 )
 
 // Variants are all but Sound.
 var Variants = []Variant{
-	AckBeforeCommit, PermissionBeforeDedup, ReadBeforeSubscribe, RetryOutOfPlace, RunAfterRetry, NoDedup, NoAntiEntropy,
+	AckBeforeCommit, PermissionBeforeDedup, ReadBeforeSubscribe, RetryOutOfPlace, RunAfterRetry, NoDedup, NoAntiEntropy, NoDigest,
 }
 
 // String names a variant.
 func (v Variant) String() string {
 	return [...]string{
 		"sound", "ack before commit", "permission before dedup", "read before subscribe", "batch retried out of place",
-		"run continued after a retry", "no dedup", "no comparison of heads",
+		"run continued after a retry", "no dedup", "no comparison of heads", "no comparison of digests",
 	}[v]
 }

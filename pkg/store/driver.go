@@ -37,6 +37,9 @@ var (
 	// ErrFull says that there is no space left. Also calls on an open store may
 	// return it; they succeed again when there is space.
 	ErrFull = errors.New("no space left")
+	// ErrAway says that the server of the store does not answer now, or takes nobody:
+	// it is off, starts, or the way to it is cut. Trying again helps.
+	ErrAway = errors.New("the store is away")
 	// ErrLocked says that another process uses the store and does not share it.
 	ErrLocked = errors.New("the store is in use by another process")
 )

@@ -292,6 +292,9 @@ type SyncQuery struct {
 	// MaxBytes bounds the contents read for all of these pages: from where it is
 	// passed on, states have no page. 0 = no bound.
 	MaxBytes int
+	// Digest asks for the digest of all heads. It costs a look at each
+	// conversation of the user.
+	Digest bool
 }
 
 // SyncPage is one page of states in a fixed order. Token continues or, on the
@@ -301,6 +304,11 @@ type SyncPage struct {
 	Token  string
 	More   bool
 	Full   bool
+	// Digest is the sum of protocol.DigestTerm over the conversations that the user
+	// is a member of, as they were in the moment in which the page was read. It is
+	// given if it was asked for and the page is a whole list, not the end of a
+	// longer one; else it is 0, as it is for who has no conversation.
+	Digest uint64
 	// TokenAfter[i] is the token that continues behind States[i]: for a caller
 	// that has room for fewer states than asked.
 	TokenAfter []string

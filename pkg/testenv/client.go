@@ -16,7 +16,7 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-// Patience is how long a client waits for a frame before the test fails.
+// Patience is how long a client waits for a frame before the test fails, in the time of a Limit.
 const Patience = 10 * time.Second
 
 // Client is one connection of a stock WebSocket client that knows the frames
@@ -206,13 +206,19 @@ func (c *Client) TryWriteRaw(text bool, data []byte) error {
 // Take waits for a frame that matches and takes it out of the inbox.
 func (c *Client) Take(what string, match func(*clientv1.ServerFrame) bool) *clientv1.ServerFrame {
 	c.t.Helper()
-	f := c.TakeWithin(Patience, match)
-	if f == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.t.Fatalf("%s did not come; waiting: %v; closed: %v (%d %s)", what, c.inbox, c.closed, c.code, c.text)
+	for l := NewLimit(Patience); ; {
+		over := l.Over() || c.Closed()
+		if f := c.TakeWithin(20*time.Millisecond, match); f != nil {
+			return f
+		}
+		if over {
+			break
+		}
 	}
-	return f
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.t.Fatalf("%s did not come; waiting: %v; closed: %v (%d %s)", what, c.inbox, c.closed, c.code, c.text)
+	return nil
 }
 
 // TakeWithin is Take with a limit of its own; nil if nothing matched by then.

@@ -205,8 +205,8 @@ func (m *EtcdMember) Clear() {
 // Await waits until the member says that it is healthy.
 func (m *EtcdMember) Await(limit time.Duration) {
 	m.t.Helper()
-	for end := time.Now().Add(limit); Page(m.URL+"/health") == ""; {
-		if time.Now().After(end) {
+	for l := NewLimit(limit); Page(m.URL+"/health") == ""; {
+		if l.Over() {
 			m.t.Fatalf("etcd member %s is not healthy after %v\n%s", m.Name, limit, m.log)
 		}
 		time.Sleep(5 * time.Millisecond)

@@ -62,7 +62,7 @@ func (m *EtcdMember) call(path string, in, out any) error {
 func (c *Etcd) do(path string, in, out any) {
 	c.t.Helper()
 	var err error
-	for end := time.Now().Add(ReadyIn); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for l := NewLimit(ReadyIn); !l.Over(); time.Sleep(20 * time.Millisecond) {
 		for _, m := range c.Members {
 			if err = m.call(path, in, out); err == nil {
 				return
@@ -155,7 +155,7 @@ func (c *Etcd) Revoke(lease int64) {
 // Leader finds the member that leads.
 func (c *Etcd) Leader() *EtcdMember {
 	c.t.Helper()
-	for end := time.Now().Add(ReadyIn); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for l := NewLimit(ReadyIn); !l.Over(); time.Sleep(20 * time.Millisecond) {
 		for _, m := range c.Members {
 			var s struct {
 				etcdHeader
@@ -173,7 +173,7 @@ func (c *Etcd) Leader() *EtcdMember {
 // MoveLeader lets another member lead and returns it.
 func (c *Etcd) MoveLeader() *EtcdMember {
 	c.t.Helper()
-	for end := time.Now().Add(ReadyIn); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for l := NewLimit(ReadyIn); !l.Over(); time.Sleep(20 * time.Millisecond) {
 		old := c.Leader()
 		for _, m := range c.Members {
 			var s etcdHeader

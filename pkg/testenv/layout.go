@@ -113,6 +113,9 @@ func (n *Node) Second() *Node {
 // RedisURL names the server with the routes of a Wide or Hosts node.
 func (n *Node) RedisURL() string { return n.rest.redis }
 
+// EtcdURL names the etcd of a node in several processes.
+func (n *Node) EtcdURL() string { return n.etcd }
+
 // FlushRedis empties that server.
 func (n *Node) FlushRedis() {
 	n.t.Helper()
@@ -311,8 +314,8 @@ func (n *Node) startEtcd() (*rest, error) {
 		_ = r.etcd.Process.Kill()
 		<-ended
 	})
-	for end := time.Now().Add(ReadyIn); n.get(r.url+"/health") != http.StatusOK; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
+	for l := NewLimit(ReadyIn); n.get(r.url+"/health") != http.StatusOK; time.Sleep(20 * time.Millisecond) {
+		if l.Over() {
 			return nil, fmt.Errorf("etcd is not ready after %v\n%s", ReadyIn, out)
 		}
 	}

@@ -187,8 +187,7 @@ func (n *Node) WaitReady(limit time.Duration) error {
 			}
 		}
 	}
-	deadline := time.Now().Add(limit)
-	for {
+	for l := NewLimit(limit); ; {
 		if e, err := datadir.ReadEndpoints(n.Dir); err == nil && e.PID == n.PID() && n.get("http://"+e.Ops+"/readyz") == http.StatusOK {
 			return nil
 		}
@@ -197,7 +196,7 @@ func (n *Node) WaitReady(limit time.Duration) error {
 			return fmt.Errorf("the node ended: %v\n%s", n.err, n.log)
 		case <-time.After(10 * time.Millisecond):
 		}
-		if time.Now().After(deadline) {
+		if l.Over() {
 			return fmt.Errorf("the node is not ready after %v\n%s", limit, n.log)
 		}
 	}

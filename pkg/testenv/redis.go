@@ -1,11 +1,13 @@
 package testenv
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,12 +173,11 @@ func (r *Redis) Do(args ...string) (string, error) {
 	if _, err := conn.Write([]byte(b.String())); err != nil {
 		return "", err
 	}
-	buf := make([]byte, 4096)
-	n, err := conn.Read(buf)
+	line, err := bufio.NewReader(conn).ReadString('\n')
 	if err != nil {
 		return "", err
 	}
-	line, _, _ := strings.Cut(string(buf[:n]), "\r\n")
+	line = strings.TrimSuffix(line, "\r\n")
 	if strings.HasPrefix(line, "-") {
 		return line, errors.New(line[1:])
 	}
@@ -191,4 +192,21 @@ func (r *Redis) MustDo(args ...string) string {
 		r.t.Fatalf("redis %s: %v", args[0], err)
 	}
 	return line
+}
+
+// Endless lists the keys that begin with prefix and have no time to live, and says how
+// many there are with one.
+func (r *Redis) Endless(prefix string) (endless []string, ending int) {
+	r.t.Helper()
+	line := r.MustDo("EVAL", `local out, ending = {}, 0
+for _, k in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  if redis.call('TTL', k) == -1 then out[#out + 1] = k else ending = ending + 1 end
+end
+return {ok = ending .. ' ' .. table.concat(out, ' ')}`, "0", prefix)
+	fields := strings.Fields(strings.TrimPrefix(line, "+"))
+	ending, err := strconv.Atoi(fields[0])
+	if err != nil {
+		r.t.Fatalf("redis says %q", line)
+	}
+	return fields[1:], ending
 }

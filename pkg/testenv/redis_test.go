@@ -8,6 +8,10 @@ func TestRedis(t *testing.T) {
 	if got := r.MustDo("EXISTS", "k"); got != ":1" {
 		t.Fatalf("EXISTS %s", got)
 	}
+	r.MustDo("SET", "k:1", "v", "EX", "60")
+	if endless, ending := r.Endless("k"); len(endless) != 1 || endless[0] != "k" || ending != 1 {
+		t.Fatalf("endless are %v, and %d end", endless, ending)
+	}
 	r.RestartEmpty()
 	if got := r.MustDo("EXISTS", "k"); got != ":0" {
 		t.Fatalf("EXISTS %s after a restart", got)

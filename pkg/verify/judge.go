@@ -143,6 +143,7 @@ var rules = []rule{
 	{"I17", "nothing is shown to those who may not see it", (*check).authorisation, nil},
 	{"I18", "the server stays available", (*check).available, nil},
 	{"I19", "every send gets a definite answer in the end", (*check).resolved, nil},
+	{"I20", "syncs tell of every head", (*check).digests, []history.Kind{history.Digest}},
 }
 
 // Judge runs every invariant over the history. It reads the history only.
@@ -167,6 +168,7 @@ func (x *index) rules() []rule {
 	for i := range x.deeds {
 		kinds[x.deeds[i].kind] = true
 	}
+	kinds[history.Digest] = slices.ContainsFunc(x.views, func(v view) bool { return v.digest() })
 	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
 		return r.of != nil && !slices.ContainsFunc(r.of, func(k history.Kind) bool { return kinds[k] })
 	})

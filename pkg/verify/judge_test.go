@@ -275,6 +275,11 @@ func TestJudge(t *testing.T) {
 			b.run.Healed = 32 * second
 			b.edit(history.Return, 3, func(r *history.Record) { r.T = 35 * second })
 		}, ""},
+		{"a head that no sync told of", func(b *book) {
+			for t, ack := range map[int64]string{45: history.AckOK, 46: history.AckFail} {
+				b.add("1.view", history.Record{T: t * second, Kind: history.Digest, User: "bob", Device: "p", Ack: ack})
+			}
+		}, "I20"},
 		{"slow without a fault", func(b *book) { b.edit(history.Return, 3, func(r *history.Record) { r.T = 35 * second }) }, "I18"},
 	}
 	for _, tt := range tests {

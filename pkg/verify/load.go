@@ -84,12 +84,14 @@ const (
 	viewDisconnect
 	viewResync
 	viewSettled
+	viewDigest
+	viewDiffers // a digest that is not that of what syncs have told
 )
 
 var viewKinds = map[history.Kind]viewKind{history.Show: viewShow, history.Open: viewOpen, history.Have: viewHave, history.Connect: viewConnect,
-	history.Disconnect: viewDisconnect, history.Resync: viewResync, history.Settled: viewSettled}
+	history.Disconnect: viewDisconnect, history.Resync: viewResync, history.Settled: viewSettled, history.Digest: viewDigest}
 
-var viewNames = [...]history.Kind{history.Show, history.Open, history.Have, history.Connect, history.Disconnect, history.Resync, history.Settled}
+var viewNames = [...]history.Kind{history.Show, history.Open, history.Have, history.Connect, history.Disconnect, history.Resync, history.Settled, history.Digest, history.Digest}
 
 // row is an entry of the final log.
 type row struct { // hash 0, of a message = its content is gone
@@ -326,6 +328,10 @@ func (l *loader) view(r *history.Record, p at) error {
 		return errors.New("a view without conversation")
 	case kind == viewShow && r.Seq < 1:
 		return errors.New("a show without seq")
+	case kind == viewDigest && r.Ack != history.AckOK && r.Ack != history.AckFail:
+		return fmt.Errorf("a digest with the unknown answer %q", r.Ack)
+	case kind == viewDigest && r.Ack == history.AckFail:
+		kind = viewDiffers
 	}
 	v := view{t: r.T, mid: r.MID, seq: r.Seq, user: id(r.User), device: id(r.Device), conv: id(r.Conv), sender: id(r.Sender), hash: id(r.Hash), at: p, kind: kind}
 	switch kind {

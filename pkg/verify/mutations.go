@@ -153,6 +153,9 @@ var mutations = map[string][]kind{
 		{"refused but stored", changeAnswers(func(o *op) { o.ack = ackFail })},
 		{"acknowledged but not stored", (*mutant).loseRow},
 	},
+	"I20": {
+		{"a head that no sync told of", (*mutant).untoldHead},
+	},
 }
 
 // stored are the sends that were acknowledged and are in the log.

@@ -57,6 +57,9 @@ type Client struct {
 	touched   uint64
 	full      map[string]bool // conversations named by a full answer so far
 	listing   bool            // syncToken is of a listing with more pages
+	repair    bool            // that listing is made because of a digest
+	doubt     bool            // no digest has agreed since the last repair
+	repairs   int
 	syncAgain bool
 	syncAt    time.Time // the next sync for an unknown conversation, at the earliest
 	history   []*historyJob
@@ -222,6 +225,16 @@ func (c *Client) OutboxLen() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.outbox.Len()
+}
+
+// Repairs returns how often the client has asked for the full list of its
+// conversations because the server's digest of their heads was another than its
+// own: something that a sync should have told was lost. It is 0 as long as all is
+// well.
+func (c *Client) Repairs() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.repairs
 }
 
 // end ends the client for a reason that will not pass.

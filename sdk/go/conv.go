@@ -24,6 +24,7 @@ type conv struct {
 	id    string
 	tl    *timeline.Timeline
 	state *clientv1.ConversationState // as told last, nil if never
+	term  uint64                      // of the digest, by what sync told last; 0 = the user is no member
 
 	recent     []*clientv1.Entry // everything shown above recentFrom
 	recentFrom int64
@@ -135,6 +136,10 @@ func (cv *conv) setState(st *clientv1.ConversationState, self string) {
 	st.Page = nil
 	cv.state = proto.CloneOf(st)
 	st.Page = page
+	cv.term = 0
+	if st.Role != clientv1.Role_ROLE_UNSPECIFIED {
+		cv.term = protocol.DigestTerm(cv.id, st.HeadSeq)
+	}
 	cv.pace()
 	for _, r := range st.Receipts {
 		if r.UserId != self {

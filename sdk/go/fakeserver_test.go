@@ -43,6 +43,7 @@ type fakeServer struct {
 	tokenLife   time.Duration
 	silent      bool                                                               // answers nothing after welcome
 	onSync      func(*fakeSession, *clientv1.Sync) bool                            // false = it is not answered
+	answerSync  func(*fakeSession, *clientv1.Sync) *clientv1.SyncResult            // nil = as sync does
 	onSend      func(*fakeSession, *clientv1.Send) (*clientv1.Error, clientv1.Ack) // refuses a send
 	lose        func() bool                                                        // a deliver is lost
 	hold        func(*clientv1.Send) bool                                          // a send is taken and never answered
@@ -219,7 +220,11 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 			f.refuseSyncs--
 			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_Error{Error: protocol.NewError(protocol.ReasonUnavailable, "", 0)}})
 		} else if !f.silent && (f.onSync == nil || f.onSync(s, k.Sync)) {
-			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: f.sync(s.user, k.Sync)}})
+			r := f.sync(s.user, k.Sync)
+			if f.answerSync != nil {
+				r = f.answerSync(s, k.Sync)
+			}
+			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: r}})
 		}
 	case *clientv1.ClientFrame_Send:
 		f.sends = append(f.sends, k.Send)

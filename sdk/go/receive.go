@@ -129,13 +129,14 @@ func (c *Client) firstSync() {
 // resync voids what is known of a store that has another history now.
 func (c *Client) resync(s *session) {
 	c.syncToken, c.full, c.listing, s.rest = "", nil, false, false
+	c.repair, c.doubt = false, false
 	clear(s.cursors)
 	for _, cv := range c.convs {
 		for _, id := range cv.tl.Resync() {
 			c.refuse(id, &Error{Code: "aborted", Reason: protocol.ReasonResync, Message: "the message it is about is of a former history"})
 		}
 		cv.reset()
-		cv.state = nil
+		cv.state, cv.term = nil, 0
 		c.mark(cv)
 	}
 }
@@ -239,7 +240,10 @@ const syncPause = 200 * time.Millisecond
 func (c *Client) sync(s *session, now time.Time) {
 	c.syncAt = now.Add(syncPause)
 	s.syncing, s.syncRetry = true, time.Time{}
-	f := &clientv1.Sync{SyncToken: c.syncToken, PageLimit: int32(c.opts.PageEntries)}
+	f := &clientv1.Sync{SyncToken: c.syncToken}
+	if !c.repair { // what is here is not read again; what is missing is read after the end
+		f.PageLimit = int32(c.opts.PageEntries)
+	}
 	clear(s.cursors)
 	for _, cv := range c.recent() {
 		// Only the token tells the server which history the cursors are of.
@@ -305,7 +309,13 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	if r.Full {
 		c.forget(c.full)
 	}
-	c.full = nil
+	c.full, c.repair = nil, false
+	if c.digest(r) {
+		c.syncToken, c.repair, s.rest = "", true, false
+		c.repairs++
+		c.sync(s, now)
+		return
+	}
 	if s.rest { // what it listed before this session began may have changed since
 		s.rest, c.syncAgain = false, false
 		c.sync(s, now)
@@ -319,11 +329,30 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	c.announce()
 }
 
+// digest compares the digest of an answer with what syncs have told, and reports
+// whether the full list is to be asked for. That is done once: if the sums differ
+// after it too, another one would bring nothing new. The lock is held.
+func (c *Client) digest(r *clientv1.SyncResult) bool {
+	if r.Digest == 0 {
+		return false
+	}
+	sum := uint64(0)
+	for _, cv := range c.convs {
+		sum += cv.term
+	}
+	again := sum != r.Digest && !c.doubt && !r.Full
+	c.doubt = sum != r.Digest
+	return again
+}
+
 // forget drops conversations that a full answer does not name, save those with
 // something under way.
 func (c *Client) forget(named map[string]bool) {
 	for id, cv := range c.convs {
-		if named[id] || c.outbox.Busy(id) || !cv.tl.Known() {
+		if named[id] {
+			continue
+		}
+		if cv.term = 0; c.outbox.Busy(id) || !cv.tl.Known() {
 			continue
 		}
 		c.mark(cv)

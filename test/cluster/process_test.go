@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -24,6 +25,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/relay"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 // childEnv makes the test binary run as a process of followers.
@@ -34,7 +36,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child(text))
 	}
 	flag.Parse()
-	_ = flag.Set("test.parallel", "4") // most of them wait most of the time; the flag is there and takes numbers
+	_ = flag.Set("test.parallel", "6") // most of them wait most of the time; the flag is there and takes numbers
 	os.Exit(m.Run())
 }
 
@@ -97,7 +99,7 @@ func launch(o options) (*process, error) {
 	p.Driver = etcd.New(client, opts)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
-	if err := p.Load(ctx); err != nil {
+	if err := p.loaded(ctx); err != nil {
 		cancel()
 		return nil, err
 	}
@@ -112,6 +114,16 @@ func launch(o options) (*process, error) {
 	p.ops = httptest.NewServer(mux)
 	p.node.Ops = p.ops.Listener.Addr().String()
 	return p, p.Announce(ctx, p.node)
+}
+
+// loaded reads all records, again if etcd is too busy, as a server does.
+func (p *process) loaded(ctx context.Context) (err error) {
+	for l := testenv.NewLimit(testenv.ReadyIn); ; {
+		var away *control.AwayError
+		if err = p.Load(ctx); !errors.As(err, &away) || l.Over() {
+			return err
+		}
+	}
 }
 
 // stop ends the node in order.

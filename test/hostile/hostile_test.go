@@ -242,7 +242,7 @@ func TestSilentPeers(t *testing.T) {
 
 // Everything a connection held is given back, however it ends.
 func TestNothingLeaks(t *testing.T) {
-	const cycles = 400
+	const cycles, leak = 400, 4 << 20 // what each of 3,600 connections may leave is 1 KiB, and there are 400 users more
 	n := testenv.Start(t, "--set", "gateway.ping_interval=1s", "--set", "gateway.pong_timeout=1s")
 	token, keep := n.Token("ann"), testenv.Login(t, n.URL(), protocol.Proto, n.Token("keep"), "d")
 	reader := n.Token("reader")
@@ -301,13 +301,22 @@ func TestNothingLeaks(t *testing.T) {
 	level := func() [3]float64 {
 		return [3]float64{n.Metric("go_goroutines"), n.Metric("process_open_fds"), n.Metric("imd_gateway_connections")}
 	}
+	live := func() float64 { // what a collection leaves
+		res, err := http.Get(n.OpsURL() + "/debug/pprof/heap?gc=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+		return n.Metric("go_memstats_heap_alloc_bytes")
+	}
 	for i := range 20 { // fill caches and pools first
 		for _, end := range endings {
 			end(i)
 		}
 	}
 	time.Sleep(time.Second)
-	before := level()
+	before, memory := level(), live()
 	for name, end := range endings {
 		t.Run(name, func(t *testing.T) {
 			for i := range cycles {
@@ -334,15 +343,17 @@ func TestNothingLeaks(t *testing.T) {
 	deadline := time.Now().Add(60 * time.Second)
 	for {
 		after := level()
-		ok := true
+		held := live()
+		ok := held <= memory+leak
 		for i := range after {
 			ok = ok && after[i] <= max(before[i]*1.05, before[i]+20)
 		}
 		if ok && after[2] == before[2] {
+			t.Logf("%.0f KiB live before, %.0f after", memory/1024, held/1024)
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("goroutines, files, connections: %v before, %v after", before, after)
+			t.Fatalf("goroutines, files, connections: %v before, %v after; %.0f KiB live before, %.0f after", before, after, memory/1024, held/1024)
 		}
 		time.Sleep(500 * time.Millisecond)
 	}

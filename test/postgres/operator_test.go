@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -103,7 +104,18 @@ func TestMigrate(t *testing.T) {
 func TestRefusedNames(t *testing.T) {
 	server := testenv.SharedPostgres(t)
 	refusal(t, 78, "does not exist", "--postgres", server.DSN("nowhere"))
-	refusal(t, 1, "cannot be reached", "--postgres-file", file(t, "postgres://imd:hunter2@127.0.0.1:1/imd?sslmode=disable"))
+	away := &testenv.Node{Dir: filepath.Join(t.TempDir(), "data"), Args: []string{"--postgres-file", file(t, "postgres://imd:hunter2@127.0.0.1:1/imd?sslmode=disable")}}
+	if err := away.Try(t); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(testenv.ReadyIn); !strings.Contains(away.Log(), "cannot be reached"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it does not say that it waits:\n%s", away.Log())
+		}
+	}
+	if status := away.Stop(); status != 0 || strings.Contains(away.Log(), "hunter2") {
+		t.Errorf("one that waits ends with %d:\n%s", status, away.Log())
+	}
 	refusal(t, 78, "fsync is off", "--postgres", server.DSN("postgres"))
 	refusal(t, 78, "on the command line", "--postgres", "postgres://imd:hunter2@127.0.0.1/imd")
 	refusal(t, 78, "storage.postgres", "--postgres-file", file(t, "mysql://imd:hunter2@127.0.0.1/imd"))

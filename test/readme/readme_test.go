@@ -307,15 +307,22 @@ func TestEchoBot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	program := filepath.Join(c.dir, "echo")
-	build := exec.CommandContext(ctx, "go", "build", "-overlay", overlayFile, "-o", program, "./echo")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", overlayFile, "-o", program, "./echo")
 	build.Dir = sdk
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all that is built here, for one compile
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the bot does not build: %v\n%s", err, out)
 	}
 
 	sh := c.shell()
-	bot := c.command(ctx, program)
-	bot.Env = append(bot.Env, c.here("IMD_URL=http://127.0.0.1:8420"), "IMD_TOKEN="+strings.TrimSpace(sh.run("imd token mint --user echo")))
+	// The line of the page as it stands: its variables are there for the command
+	// in it, too.
+	start, _, _ := strings.Cut(only(t, blocks(t, "A program of your own"), "console"), "\n")
+	start, ok := strings.CutPrefix(start, "$ cd sdk/go && ")
+	if !ok || !strings.HasSuffix(start, "go run ./echo") {
+		t.Fatalf("the page starts the bot with %q", start)
+	}
+	bot := c.command(ctx, "sh", "-c", strings.Replace(c.here(start), "go run ./echo", "exec "+program, 1))
 	errOut, err := bot.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package requirements
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,6 +13,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/faultproxy"
@@ -438,6 +442,47 @@ func deviceCommands(t *testing.T, g *gateways) {
 	}
 }
 
+// endsByItself wants a life for all that nodes and sessions write into Redis and etcd.
+func endsByItself(t *testing.T, g *gateways) {
+	t.Helper()
+	kinds := map[string]int{}
+	endless, ending := g.redis.Endless("imd:")
+	for _, key := range endless {
+		if key != "imd:r:homes" && key != "imd:r:memory" { // these two are of the store, not of a node
+			t.Errorf("%s never ends", key)
+		}
+	}
+	kinds["redis"] = ending
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{g.EtcdURL()}, DialTimeout: testenv.Patience, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	all, err := client.Get(ctx, "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range all.Kvs {
+		parts := strings.Split(string(kv.Key), "/") // "", imd, the cluster, a kind, ...
+		if len(parts) < 4 {
+			t.Fatalf("a key %s", kv.Key)
+		}
+		kinds[parts[3]]++
+		switch parts[3] {
+		case "config", "config_history", "secret":
+			continue // what an operator has set, and what all share
+		}
+		if kv.Lease == 0 {
+			t.Errorf("%s hangs on no lease", kv.Key)
+		}
+	}
+	if kinds["redis"] == 0 || kinds["nodes"] == 0 || kinds["leader"] == 0 || kinds["workers"] == 0 {
+		t.Errorf("too few keys were looked at: %v", kinds)
+	}
+}
+
 // A gateway is killed at any moment, also of logins, and is back at once: its
 // sessions are not, their routes go, what was sent meanwhile is stored, and who comes
 // back over the other gateway gets it once. Few rounds, unless IMD_TEST_ROUNDS asks
@@ -476,14 +521,7 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 		}
 		g.second.Start()
 	}
-	for _, key := range strings.Fields(g.redis.MustDo("KEYS", "imd:r:*")) {
-		if !strings.HasPrefix(key, "imd:r:") || key == "imd:r:homes" || key == "imd:r:memory" {
-			continue
-		}
-		if ttl := strings.TrimSpace(g.redis.MustDo("TTL", key)); ttl == ":-1" {
-			t.Errorf("%s never ends", key)
-		}
-	}
+	endsByItself(t, g)
 	left := func() (n int) {
 		for round := range rounds {
 			for i := range users {

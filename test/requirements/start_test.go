@@ -170,6 +170,81 @@ func TestR51LivenessAndReadiness(t *testing.T) {
 	}
 }
 
+// A Postgres that is away at the start is awaited: the node lives, is not ready and
+// says why, and is ready soon after it came. Later the same. What it can never use ends
+// the start, and a Redis that is away is not awaited.
+func TestR51PostgresComesAndGoes(t *testing.T) {
+	t.Parallel()
+	server := testenv.StartPostgres(t, testenv.PostgresOptions{})
+	flags := server.Serve(t)
+	for what, dsn := range map[string]string{"database": server.DSN("nowhere"), "user": strings.Replace(flags[1], "imd@", "nobody@", 1)} {
+		n := &testenv.Node{Dir: t.TempDir() + "/data"}
+		if status, text := refusedStart(t, n, "--postgres", dsn); status != 78 {
+			t.Errorf("a wrong %s ends the start with %d: %s", what, status, text)
+		}
+	}
+	probe := func(n *testenv.Node, path string) (int, string) {
+		res, err := http.Get(n.OpsURL() + path)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer res.Body.Close()
+		text, _ := io.ReadAll(res.Body)
+		return res.StatusCode, string(text)
+	}
+	unready := func(n *testenv.Node) func() bool {
+		return func() bool {
+			status, text := probe(n, "/readyz")
+			return status == 503 && strings.Contains(text, "message store") && !strings.Contains(text, "127.0.0.1")
+		}
+	}
+	server.Stop()
+	n := &testenv.Node{
+		Dir: t.TempDir() + "/data", Layout: testenv.Split, Args: append(flags, set("storage.routes=redis", "storage.dedup=redis")...),
+		Env: []string{"IMD_REDIS_URL=redis://127.0.0.1:1"},
+	}
+	if err := n.Try(t); err != nil {
+		t.Fatal(err)
+	}
+	back := n.Back()
+	eventually(t, "it waits", testenv.ReadyIn, func() bool { return strings.Contains(n.Log(), "the message store is away") })
+	eventually(t, "it says so", testenv.Patience, unready(back))
+	if status, text := probe(back, "/livez"); status != 200 {
+		t.Errorf("livez says %d %s", status, text)
+	}
+	out, _, _ := n.Command("nodes", "-o", "json")
+	if strings.Contains(out, string(back.Endpoints().Node)) {
+		t.Errorf("a node that waits is offered to others: %s", out)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err, server.Log())
+	}
+	ready := func(when string) {
+		t.Helper()
+		began := time.Now()
+		if err := n.WaitReady(testenv.ReadyIn); err != nil {
+			t.Fatal(when, err)
+		}
+		t.Logf("%s: ready %v after the return", when, time.Since(began).Round(time.Millisecond))
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%s: ready %v after the return", when, took)
+		}
+	}
+	ready("at the start")
+	a := login(t, n, "ann", "d")
+	a.MustSend(testenv.ToUser("bob", "1"))
+	server.Kill()
+	eventually(t, "not ready", testenv.Patience, unready(back))
+	if status, _ := probe(back, "/livez"); status != 200 {
+		t.Errorf("livez says %d", status)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err, server.Log())
+	}
+	ready("later")
+	a.MustSend(testenv.ToUser("bob", "2"))
+}
+
 // A stop under load, with clients that do not read, ends in order and in time;
 // nothing acknowledged is lost, nothing is there twice.
 func TestR52StoppingInOrder(t *testing.T) {

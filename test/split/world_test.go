@@ -186,8 +186,8 @@ func freeAddress(t *testing.T) string {
 
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(testenv.ReadyIn); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
+	for l := testenv.NewLimit(testenv.ReadyIn); !ok(); time.Sleep(10 * time.Millisecond) {
+		if l.Over() {
 			t.Fatal("never: " + what)
 		}
 	}

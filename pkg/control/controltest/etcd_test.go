@@ -2,9 +2,11 @@ package controltest_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -195,4 +197,59 @@ func (s store) Compact(t testing.TB) {
 	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) { // nothing has changed since the last time
 		t.Fatal(err)
 	}
+}
+
+// An etcd that has lost the secret of the nodes gets it back, from those that run and
+// from those that start again. Where another one is there, all take that.
+func TestTheSecretComesBack(t *testing.T) {
+	t.Parallel()
+	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	const key = "/imd/c/secret"
+	etcdOf := store{s.Client()}
+	file := filepath.Join(t.TempDir(), "nodes.json")
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("never: " + what)
+			}
+		}
+	}
+	begin := func() (d *etcd.Driver, end func()) {
+		o := fast(controltest.Process{Cluster: "c", Node: "a", Handle: &control.Handle{}})
+		o.Close, o.LastKnown = func() error { return nil }, file
+		d = etcd.New(s.Client(), o)
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := errors.Join(d.Load(ctx), d.Announce(ctx, control.Node{ID: "a", BootID: rand.Text(), State: control.Serving})); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- d.Run(ctx) }()
+		return d, func() {
+			cancel()
+			if err := errors.Join(<-done, d.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	is := func(want string) func() bool {
+		return func() bool { got, _ := etcdOf.Read(t, key); return got == want }
+	}
+	d, end := begin()
+	until("it is known", func() bool { return d.Secret() != "" })
+	first := d.Secret()
+	until("it is in etcd", is(first))
+	etcdOf.Delete(t, key)
+	until("a node that runs gives it back", is(first))
+	end()
+	etcdOf.Delete(t, key)
+	d, end = begin()
+	until("a node that starts again gives it back", is(first))
+	etcdOf.Write(t, key, "another")
+	until("another one is taken", func() bool { return d.Secret() == "another" })
+	end()
 }

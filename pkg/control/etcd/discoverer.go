@@ -93,10 +93,16 @@ func (d *discoverer) learned(secret string) {
 	d.secret = secret
 }
 
-// learnedBefore is the secret that recall found.
+// learnedBefore is the secret that a former process knew; "" = none is known.
 func (d *discoverer) learnedBefore() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.secret != "" || d.file == nil {
+		return d.secret
+	}
+	if s, err := d.file.read(); err == nil { // what cannot be read is the same as no file
+		d.secret = s.Secret
+	}
 	return d.secret
 }
 

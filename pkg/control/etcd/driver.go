@@ -124,6 +124,7 @@ type Driver struct {
 	discoverer *discoverer
 	leaser     *leaser
 	secret     atomic.Pointer[string]  // what nodes show each other; nil = not known
+	rewound    chan struct{}           // capacity 1: etcd went back, or is another one
 	latest     atomic.Pointer[replica] // copy of the registry; nil = none
 	self       atomic.Pointer[marks]   // of the server in this process; nil = not asked
 	drain      sync.Once               // an order to stop is obeyed once
@@ -147,7 +148,7 @@ var (
 func New(client *clientv3.Client, o Options) *Driver {
 	t := o.timing()
 	root := "/imd/" + o.Cluster + "/"
-	d := &Driver{opts: o, timing: t, root: root, client: client, feeds: map[control.Area]*feed{}}
+	d := &Driver{opts: o, timing: t, root: root, client: client, feeds: map[control.Area]*feed{}, rewound: make(chan struct{}, 1)}
 	d.registrar = newRegistrar(client, root+"nodes/", t, o.Log)
 	var file *snapshotFile
 	if o.LastKnown != "" {
@@ -202,6 +203,10 @@ func (d *Driver) follow(area control.Area, window time.Duration, took func(updat
 func (d *Driver) listed(u update) error {
 	if old := d.latest.Swap(&u.next); old != nil && old.history != u.next.history {
 		d.registrar.doubt() // etcd was restored, and may hold what we said long ago
+		select {
+		case d.rewound <- struct{}{}:
+		default:
+		}
 	}
 	d.discoverer.listed(u.next.nodes(), u.next.rev, u.next.cluster)
 	d.obey(u.next)
@@ -232,19 +237,6 @@ func (d *Driver) Secret() string {
 		return *s
 	}
 	return ""
-}
-
-// learn reads the secret, until it is known or ctx is done.
-func (d *Driver) learn(ctx context.Context) {
-	for attempt := 0; ctx.Err() == nil; attempt++ {
-		s, err := shared(ctx, d.client, d.root+"secret")
-		if err == nil {
-			d.secret.Store(&s)
-			d.discoverer.learned(s)
-			return
-		}
-		_ = pauses.Sleep(ctx, attempt) // the loop looks at ctx
-	}
 }
 
 // Load reads the cluster and the settings once and publishes them. Call it before Run. If etcd

@@ -107,3 +107,10 @@ func BenchmarkRetain(b *testing.B) {
 	defer s.Close()
 	storetest.BenchmarkRetain(b, s)
 }
+
+// BenchmarkResume measures a resume where nothing has changed.
+func BenchmarkResume(b *testing.B) {
+	s := openAt(b, fresh(b, testenv.SharedPostgres(b)))
+	defer s.Close()
+	storetest.BenchmarkResume(b, s)
+}

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,7 @@ const (
 	codeCorrupt     = "XX001"
 	codeCorruptIdx  = "XX002"
 	codeNoTable     = "42P01"
+	codeNoRoom      = "53300"
 )
 
 // codeOf is the server's code of err; "" if it is no answer of a server.
@@ -53,6 +55,20 @@ func cause(err error) error {
 		return store.ErrCorrupt
 	}
 	return nil
+}
+
+// away reports whether a server that could not be connected to may be there later
+// without anybody's doing: it did not answer, or said that it starts, stops or is full.
+// A server whose certificate is not trusted is none of these.
+func away(err error) bool {
+	if code := codeOf(err); code != "" {
+		return code == codeNoRoom || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P")
+	}
+	if errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(tls.AlertError)) {
+		return false
+	}
+	var n net.Error
+	return errors.As(err, &n) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // doubtful reports whether a call that failed with err after it was sent may

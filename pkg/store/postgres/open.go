@@ -100,7 +100,7 @@ func OpenURL(ctx context.Context, u *url.URL, log *zap.Logger) (store.MessageSto
 
 // Open connects to a database whose schema is the one that this program needs,
 // and whose server keeps what it acknowledges. The error is one sentence; it
-// wraps store.ErrDSN, ErrSchema or ErrUnsafe if it is one of these.
+// wraps store.ErrDSN, ErrSchema, ErrUnsafe or ErrAway if it is one of these.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
@@ -236,10 +236,13 @@ func explain(shown string, err error) error {
 		return fmt.Errorf("the database %s refuses the user or its password: %w", shown, store.ErrDSN)
 	case code == "42501":
 		return fmt.Errorf("the user lacks a right in the database %s (%s)", shown, text)
-	case code == "53300":
-		return fmt.Errorf("the database %s has no connection left; raise max_connections", shown)
+	case code == codeNoRoom:
+		return &sentence{fmt.Sprintf("the database %s has no connection left; raise max_connections", shown), errors.Join(err, store.ErrAway)}
 	case errors.Is(err, errStandby):
 		return fmt.Errorf("the database %s is a standby; give the address of the primary: %w", shown, store.ErrUnsafe)
+	}
+	if away(err) {
+		err = errors.Join(err, store.ErrAway)
 	}
 	return &sentence{fmt.Sprintf("the database %s cannot be reached: %s", shown, text), err}
 }

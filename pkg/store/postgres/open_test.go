@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"go.uber.org/zap/zaptest"
 
 	"github.com/imdhq/imd/pkg/store"
@@ -110,7 +112,11 @@ func TestTLS(t *testing.T) {
 	}
 	refusedAs(t, strings.Replace(good, "localhost", "127.0.0.1", 1), nil, "certificate")
 	other := testenv.StartPostgres(t, testenv.PostgresOptions{TLS: true})
-	refusedAs(t, unsafely(other.TLSDSN("postgres"))+"&sslrootcert="+server.TLSRoot(), nil, "cannot be reached")
+	stranger := unsafely(other.TLSDSN("postgres")) + "&sslrootcert=" + server.TLSRoot()
+	refusedAs(t, stranger, nil, "cannot be reached")
+	if _, err := Open(t.Context(), Options{DSN: stranger}); errors.Is(err, store.ErrAway) {
+		t.Errorf("a certificate that is not trusted counts as away: %v", err)
+	}
 }
 
 // A standby is refused. When it was promoted, or the data is a restored copy,
@@ -262,6 +268,35 @@ func TestSeveralHostsAreNamed(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("Status() = %v\nwant %s", err, want)
 	}
+}
+
+// Who is silent, starts or is full may be there later; who refuses will go on doing so.
+func TestWhoIsAway(t *testing.T) {
+	server := testenv.StartPostgres(t, testenv.PostgresOptions{Settings: []string{"max_connections=5", "superuser_reserved_connections=0"}})
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	away := func(what, dsn string, want bool) {
+		t.Helper()
+		if _, err := Open(t.Context(), Options{DSN: dsn}); err == nil || errors.Is(err, store.ErrAway) != want {
+			t.Errorf("%s: away %v, want %v: %v", what, !want, want, err)
+		}
+	}
+	away("nobody there", "postgres://imd@127.0.0.1:1/imd?sslmode=disable", true)
+	away("nobody answers", "postgres://imd@"+silent.Addr().String()+"/imd?sslmode=disable", true)
+	away("no such host", "postgres://imd@nobody.invalid/imd?sslmode=disable", true)
+	away("no such database", server.DSN("nowhere"), false)
+	away("no such user", strings.Replace(server.DSN("postgres"), "imd@", "nobody@", 1), false)
+	for { // those of the tries above may not have ended yet
+		c, err := pgx.Connect(t.Context(), server.DSN("postgres"))
+		if err != nil {
+			break
+		}
+		defer c.Close(t.Context())
+	}
+	away("no connection left", server.DSN("postgres"), true)
 }
 
 // One try is told without the words of the driver around it.

@@ -234,7 +234,7 @@ func TestStatementsOfAPage(t *testing.T) {
 	// Where nothing has changed since the token one statement is enough, also for
 	// many users at once. Transactions of others may hold the horizon back.
 	for try := 0; ; try++ {
-		qs := []store.SyncQuery{{User: "u", Token: token, Entries: 20, Limit: store.MaxSyncPage}}
+		qs := []store.SyncQuery{{User: "u", Token: token, Entries: 20, Limit: store.MaxSyncPage, Digest: true}}
 		before := counted.n.Load()
 		pages, err := s.SyncMany(t.Context(), append(qs, qs...))
 		if err != nil {
@@ -242,8 +242,8 @@ func TestStatementsOfAPage(t *testing.T) {
 		}
 		token = pages[0].Token
 		if len(pages[0].States)+len(pages[1].States) == 0 {
-			if n := counted.n.Load() - before; n != 1 {
-				t.Errorf("%d statements where nothing has changed", n)
+			if n := counted.n.Load() - before; n != 1 || pages[0].Digest == 0 {
+				t.Errorf("%d statements where nothing has changed, the digest is %d", n, pages[0].Digest)
 			}
 			break
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
+	"math/big"
 	"slices"
 	"strings"
 
@@ -64,9 +66,13 @@ func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.Syn
 
 // sqlStays lists the next conversations of walks: those that have changed, and
 // those that a cursor asks about ($5 and $6: of which walk, and which). i says
-// which walk a row is of. The last column is one that changed.
-const sqlStays = `SELECT h.x, w.i, s.* FROM (SELECT imd_horizon() AS x) h
-CROSS JOIN unnest($1::text[], $2::text[], $3::int8[], $4::int8[]) WITH ORDINALITY AS w (who, after, since, most, i)
+// which walk a row is of; sum is over the heads of its user, if the walk wants that
+// ($7). The last column is one that changed.
+const sqlStays = `SELECT h.x, w.i, d.sum, s.* FROM (SELECT imd_horizon() AS x) h
+CROSS JOIN unnest($1::text[], $2::text[], $3::int8[], $4::int8[], $7::bool[]) WITH ORDINALITY AS w (who, after, since, most, sums, i)
+LEFT JOIN LATERAL (
+  SELECT sum(('x' || encode(substr(sha256(convert_to(m.conversation_id || ':' || c.head, 'UTF8')), 1, 8), 'hex'))::bit(64)::int8)::text AS sum` + stayTables + `
+  WHERE w.sums AND m.user_id = w.who AND m.role > 0) d ON true
 LEFT JOIN LATERAL (
   SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
     coalesce(m.version >= w.since OR m.role > 0 AND (c.version >= w.since OR p.version >= w.since), false) AS changed` + stayTables + `
@@ -102,6 +108,7 @@ type walk struct {
 	more   bool                // there is more than that
 	bytes  int                 // of the entries read for its pages
 	full   bool                // these are as many as may be
+	digest uint64              // of all heads; 0 = not wanted
 }
 
 func newWalk(epoch string, number int, q store.SyncQuery) *walk {
@@ -186,7 +193,7 @@ func (w *walk) page(states []store.ConversationState) store.SyncPage {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
 		return p
 	}
-	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
+	p.Token, p.Digest = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto}), w.digest
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
@@ -198,41 +205,58 @@ func (w *walk) page(states []store.ConversationState) store.SyncPage {
 func stays(ctx context.Context, c *pgx.Conn, walks []*walk) (horizon int64, err error) {
 	var who, after, asked []string
 	var since, most, of []int64
+	var sums []bool
 	for i, w := range walks {
 		who, after, since = append(who, string(w.q.User)), append(after, string(w.t.After)), append(since, w.t.Since)
 		most = append(most, int64(w.q.Limit+len(w.q.Cursors)+1))
+		sums = append(sums, w.q.Digest && w.t.After == "")
 		for _, id := range w.asked {
 			of, asked = append(of, int64(i+1)), append(asked, string(id))
 		}
 	}
-	rows, err := c.Query(ctx, sqlStays, who, after, since, most, of, asked)
+	rows, err := c.Query(ctx, sqlStays, who, after, since, most, of, asked, sums)
 	if err != nil {
 		return 0, err
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var i int64
-		l, err := scanListed(rows, &horizon, &i)
+		var sum *string
+		l, err := scanListed(rows, &horizon, &i, &sum)
 		if err != nil {
 			return 0, err
 		}
+		w := walks[i-1]
+		if sum != nil {
+			w.digest = modulo(*sum)
+		}
 		if l != nil {
-			l.walk = walks[i-1]
-			l.walk.list = append(l.walk.list, l)
+			l.walk = w
+			w.list = append(w.list, l)
 		}
 	}
 	rows.Close()
 	return horizon, rows.Err()
 }
 
-// scanListed reads a row of sqlStays; nil if it has only the horizon and the walk.
-func scanListed(rows pgx.Rows, horizon, i *int64) (*listed, error) {
-	if rows.RawValues()[2] == nil {
-		return nil, rows.Scan(append([]any{horizon, i}, make([]any, len(rows.RawValues())-2)...)...)
+// modulo is a sum of numbers with signs, in decimal, modulo 2^64.
+func modulo(sum string) uint64 {
+	n, ok := new(big.Int).SetString(sum, 10)
+	if !ok {
+		return 0
+	}
+	return n.And(n, new(big.Int).SetUint64(math.MaxUint64)).Uint64()
+}
+
+// scanListed reads a row of sqlStays; nil if it has only what is first: the horizon,
+// the walk and its sum.
+func scanListed(rows pgx.Rows, first ...any) (*listed, error) {
+	if n := len(first); rows.RawValues()[n] == nil {
+		return nil, rows.Scan(append(first, make([]any, len(rows.RawValues())-n)...)...)
 	}
 	l := &listed{}
 	var p peerRow
-	if err := scanStay(prefixed{rows, []any{horizon, i}}, &l.stay, &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed); err != nil {
+	if err := scanStay(prefixed{rows, first}, &l.stay, &p.role, &p.start, &p.end, &p.earlier, &p.cleared, &p.delivered, &p.read, &l.changed); err != nil {
 		return nil, err
 	}
 	if p.role == nil {

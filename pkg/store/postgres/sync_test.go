@@ -44,7 +44,7 @@ func TestStatementsOfSync(t *testing.T) {
 		if _, err := admin.Exec(t.Context(), "SELECT pg_stat_statements_reset()"); err != nil {
 			t.Fatal(err)
 		}
-		p, err := s.Sync(t.Context(), store.SyncQuery{User: "ann", Token: first.Token, Limit: store.MaxSyncPage, Cursors: cursors, Entries: entries})
+		p, err := s.Sync(t.Context(), store.SyncQuery{User: "ann", Token: first.Token, Limit: store.MaxSyncPage, Cursors: cursors, Entries: entries, Digest: true})
 		if err != nil || len(p.States) != changed || p.More {
 			t.Fatalf("%d conversations, %v", len(p.States), err)
 		}

@@ -73,3 +73,13 @@ func BenchmarkRetain(b *testing.B) {
 	defer s.Close()
 	storetest.BenchmarkRetain(b, s)
 }
+
+// BenchmarkResume measures a resume where nothing has changed.
+func BenchmarkResume(b *testing.B) {
+	s, err := Open(b.Context(), Options{Path: filepath.Join(b.TempDir(), "imd.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	storetest.BenchmarkResume(b, s)
+}

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -20,9 +21,16 @@ const (
 	// logPages is how many pages the log may hold before it begins anew, in
 	// which the writer waits for a moment.
 	logPages = 6000
-	// logPagesLeft is how many pages may be left to copy for that. More are left
+	// logPart is which part of them may be left to copy for that. More are left
 	// while a reader stays at an old snapshot, and then waiting would be in vain.
-	logPagesLeft = logPages / 4
+	logPart = 4
+	// renewWait is how long the writer waits at most for readers who use the log; it
+	// doubles with each logPages more in the log, up to renewMost. So a log beside which
+	// somebody always reads for longer than that ends growing when the writer waits
+	// for as long as they read. renewRest times as long it then works in any case.
+	renewWait = 20 * time.Millisecond
+	renewMost = time.Second
+	renewRest = 25
 	// logPagesAtMost is when the writer itself copies, after its commit: a single
 	// transaction was large, or nobody else could.
 	logPagesAtMost = 32_000
@@ -40,6 +48,8 @@ type checkpointer struct {
 	data *os.File
 	seen int64 // commits at the last look
 	sick bool  // the last copy failed
+	// rested is when the writer may be asked to wait again.
+	rested time.Time
 
 	once       sync.Once
 	quit, done chan struct{}
@@ -47,8 +57,7 @@ type checkpointer struct {
 
 // newCheckpointer opens what copying needs; run copies.
 func newCheckpointer(w *writer, path string, log *zap.Logger) (*checkpointer, error) {
-	// The timeout is how long the writer waits at most for readers who use the log.
-	db, err := connect(path, 1, "rw", "busy_timeout(20)", "synchronous(FULL)")
+	db, err := connect(path, 1, "rw", "synchronous(FULL)")
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +109,7 @@ const (
 // look copies what can be copied beside the writer, and all if the log is long.
 func (c *checkpointer) look() error {
 	pages, copied, err := c.copy(sqlCopy)
-	if err != nil || pages < logPages || pages-copied > logPagesLeft {
+	if err != nil || pages < logPages || pages-copied > pages/logPart || time.Now().Before(c.rested) {
 		return err
 	}
 	if err := c.data.Sync(); err != nil { // what is left to flush then is little
@@ -112,7 +121,30 @@ func (c *checkpointer) look() error {
 		return nil
 	}
 	defer func() { <-c.w.turn }()
-	_, _, err = c.copy(sqlRenew)
+	return c.renew(patience(pages))
+}
+
+// patience is how long the writer may wait for a log of so many pages to begin anew.
+func patience(pages int64) time.Duration {
+	wait := renewWait
+	for ; pages >= 2*logPages && wait < renewMost; pages -= logPages {
+		wait *= 2
+	}
+	return min(wait, renewMost)
+}
+
+// renew lets the log begin anew once nobody reads from it, if that is within wait. The
+// caller has the writer's turn.
+func (c *checkpointer) renew(wait time.Duration) error {
+	if err := c.conn.open(context.Background()); err != nil {
+		return err
+	}
+	if _, err := c.conn.exec(fmt.Sprintf(`PRAGMA busy_timeout = %d`, wait.Milliseconds())); err != nil {
+		return errors.Join(err, c.conn.drop())
+	}
+	began := time.Now()
+	_, _, err := c.copy(sqlRenew)
+	c.rested = time.Now().Add(renewRest * time.Since(began))
 	return err
 }
 

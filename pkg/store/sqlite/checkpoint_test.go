@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 )
@@ -13,7 +14,14 @@ import (
 // the log held at most.
 func fill(t *testing.T, s *Store, path string, look func() error) (longest int64) {
 	t.Helper()
-	const page, commits, each, pause = 4096, 400, 40, 50
+	return fillUntil(t, s, path, 16_000, 50, new(bool), look)
+}
+
+// fillUntil is the same for that many pages, with a look after every pause commits,
+// or until enough.
+func fillUntil(t *testing.T, s *Store, path string, pages, pause int, enough *bool, look func() error) (longest int64) {
+	t.Helper()
+	const page, each = 4096, 40
 	write := func(query string, args ...any) {
 		t.Helper()
 		if err := s.w.run(t.Context(), func(tx *tx) error {
@@ -25,7 +33,7 @@ func fill(t *testing.T, s *Store, path string, look func() error) (longest int64
 		}
 	}
 	write(`CREATE TABLE scratch (b BLOB)`)
-	for n := range commits {
+	for n := 0; n < pages/each && !*enough; n++ {
 		write(`INSERT INTO scratch VALUES (zeroblob(?))`, each*page)
 		fi, err := os.Stat(path + "-wal")
 		if err != nil {
@@ -64,8 +72,12 @@ func TestTheLogBeginsAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "imd.db")
 	s := openAt(t, path)
 	c := byHand(t, s, path)
-	if n := fill(t, s, path, c.look); n > logPages*3/2 {
+	n := fill(t, s, path, c.look)
+	if n > logPages*3/2 {
 		t.Errorf("the log held %d pages", n)
+	}
+	if size := s.LogBytes(); size <= 0 || size/4096 > n {
+		t.Errorf("it is said to have %d bytes", size)
 	}
 }
 
@@ -90,6 +102,84 @@ func hold(t *testing.T, s *Store) (free func()) {
 	}
 }
 
+// head is how the log begins: another way when it has begun anew.
+func head(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path + "-wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 32)
+	if _, err := io.ReadFull(f, b); err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Where somebody always reads, and for longer than the writer waits at first, the
+// longer log makes it wait longer.
+func TestTheLogEndsGrowingBesideSlowReaders(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, path)
+	c := byHand(t, s, path)
+	const readers, long = 3, 60 * time.Millisecond
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for n := range readers {
+		wg.Go(func() {
+			time.Sleep(time.Duration(n) * long / readers) // so that one of them always has long to go
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := s.read(t.Context(), func(c *conn) error {
+					var n int64
+					err := c.row(`SELECT count(*) FROM sqlite_schema`, nil, &n)
+					time.Sleep(long)
+					return err
+				}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var first string
+	var waited time.Duration
+	began, anew := time.Now(), false
+	longest := fillUntil(t, s, path, 40_000, 10, &anew, func() error {
+		if first == "" {
+			first = head(t, path)
+		}
+		looked := time.Now()
+		c.rested = looked // a busy machine fills the log while the writer may not be asked to wait
+		err := c.look()
+		waited += time.Since(looked)
+		anew = anew || head(t, path) != first
+		return err
+	})
+	close(stop)
+	wg.Wait()
+	t.Logf("the log held %d pages at most; looks took %v of %v", longest, waited.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	if !anew {
+		t.Errorf("the log did not begin anew with %d pages", longest)
+	}
+}
+
+// The longer the log, the longer the writer waits, within bounds.
+func TestPatience(t *testing.T) {
+	for pages, want := range map[int64]time.Duration{
+		logPages: renewWait, 2*logPages - 1: renewWait, 2 * logPages: 2 * renewWait, 4 * logPages: 8 * renewWait, 100 * logPages: renewMost, 1 << 40: renewMost,
+	} {
+		if got := patience(pages); got != want {
+			t.Errorf("%d pages: %v, want %v", pages, got, want)
+		}
+	}
+}
+
 // It does so too where somebody always reads: the writer waits a moment for those who
 // still use the log.
 func TestTheLogBeginsAnewBesideReaders(t *testing.T) {
@@ -97,20 +187,7 @@ func TestTheLogBeginsAnewBesideReaders(t *testing.T) {
 	s := openAt(t, path)
 	c := byHand(t, s, path)
 	fill(t, s, path, func() error { return nil })
-	head := func() string { // another one when the log has begun anew
-		t.Helper()
-		f, err := os.Open(path + "-wal")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		b := make([]byte, 32)
-		if _, err := io.ReadFull(f, b); err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	first := head()
+	first := head(t, path)
 	const tries = 20 // on a machine with much to do a reader may come late, but not always
 	for n := range tries {
 		free := hold(t, s)
@@ -140,7 +217,7 @@ func TestTheLogBeginsAnewBesideReaders(t *testing.T) {
 		sendOne(t, s, n)
 		close(committed)
 		<-freed
-		if head() != first {
+		if head(t, path) != first {
 			return
 		}
 	}

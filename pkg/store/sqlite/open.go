@@ -48,6 +48,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			err = errors.Join(explain(o.Path, err), w.abandon())
 		}
 	}()
+	if err := lost(o.Path, remembered); err != nil {
+		return nil, err
+	}
 	if err := prepare(o.Path); err != nil {
 		return nil, err
 	}
@@ -106,6 +109,16 @@ func (w *writer) abandon() error {
 		err = errors.Join(err, w.db.Close())
 	}
 	return errors.Join(err, w.side.f.Close())
+}
+
+// lost refuses a database that is missing or empty although there was one: all
+// clients would throw away what they have for the sake of an empty store.
+func lost(path string, remembered *mark) error {
+	if size, _ := exists(path); remembered == nil || size > 0 {
+		return nil
+	}
+	return fmt.Errorf("the database %s is missing or empty, but there was one with %d commits; put it back, restore it from a backup, or remove %s%s to begin with an empty one: %w",
+		path, remembered.commits, path, sideSuffix, store.ErrCorrupt)
 }
 
 // prepare makes the file if there is none, for its owner only, and refuses one

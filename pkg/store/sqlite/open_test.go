@@ -182,8 +182,36 @@ func TestDataEpoch(t *testing.T) {
 	for _, f := range []string{path, path + "-wal", path + "-shm"} {
 		_ = os.Remove(f)
 	}
+	if err := os.Remove(path + sideSuffix); err != nil {
+		t.Fatal(err)
+	}
 	if fifth := session(8); fifth == fourth {
 		t.Error("a wiped store kept its data_epoch")
+	}
+}
+
+// A database that has vanished does not become an empty one by itself.
+func TestALostDatabaseIsMissed(t *testing.T) {
+	for name, lose := range map[string]func(string) error{
+		"removed":   os.Remove,
+		"truncated": func(path string) error { return os.Truncate(path, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "imd.db")
+			s := openAt(t, path)
+			sendOne(t, s, 1)
+			if err := errors.Join(s.Close(), lose(path)); err != nil {
+				t.Fatal(err)
+			}
+			refuseOpen(t, path, store.ErrCorrupt, "is missing or empty, but there was one with 2 commits")
+			refuseOpen(t, path, store.ErrCorrupt, "remove "+path+".mark to begin with an empty one")
+			if err := os.Remove(path + sideSuffix); err != nil {
+				t.Fatal(err)
+			}
+			if err := openAt(t, path).Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

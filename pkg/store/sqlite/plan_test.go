@@ -15,7 +15,7 @@ func TestPlans(t *testing.T) {
 	queries := map[string]string{
 		"conversation": sqlConversation, "member": sqlMember, "stored": sqlStored, "by key": sqlByKey, "top": sqlTop,
 		"stay": sqlStay, "up": sqlUp, "down": sqlDn, "near": sqlNear, "entry": sqlEntry, "unread": sqlUnread, "last": sqlLast,
-		"stays": sqlStays, "stays asked": sqlStaysAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
+		"stays": sqlStays, "stays asked": sqlStaysAsked, "summed": sqlSummed, "summed asked": sqlSummedAsked, "heads": sqlHeads, "members": sqlMembers, "owners": sqlOwners, "blocked": sqlBlocked,
 		"user": sqlUser, "creation": sqlCreation, "seen": sqlSeenAt, "visible": sqlVisible, "online": sqlAreOnline,
 		"scheduled of": sqlScheduledOf, "scheduled all": sqlScheduledAll, "scheduled turn": sqlTurnScheduled, "scheduled open": sqlScheduledOpen,
 		"scheduled request": sqlScheduledRequest, "scheduled one": sqlScheduledOne, "revive scheduled": sqlReviveScheduled,

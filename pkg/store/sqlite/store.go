@@ -115,6 +115,12 @@ func (s *Store) Writers() int { return 1 }
 // Ping is store.MessageStore's. A commit of the last second proves enough.
 func (s *Store) Ping(ctx context.Context) error { return fault("store.Ping", s.w.ping(ctx)) }
 
+// LogBytes is store.Logged's.
+func (s *Store) LogBytes() int64 {
+	n, _ := exists(s.checkpoints.data.Name() + "-wal")
+	return n
+}
+
 // Close is store.MessageStore's.
 func (s *Store) Close() error {
 	s.closing.Store(true)

@@ -78,6 +78,7 @@ type walk struct {
 	t    rules.Token
 	list []*listed // what goes on the page
 	more bool      // there is more than that
+	sum  uint64    // over the heads of the user; 0 = not wanted
 }
 
 // begin finds what the answer to a query names. commits is the number of a commit that
@@ -94,11 +95,12 @@ func (c *conn) begin(ctx context.Context, epoch string, commits int64, q store.S
 	if t.Upto == 0 {
 		t.Upto = commits
 	}
-	list, err := c.stays(ctx, q, t)
+	w := &walk{q: q, t: t}
+	list, err := c.stays(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	w := &walk{q: q, t: t, list: wanted(list, q, t)}
+	w.list = wanted(list, q, t)
 	if w.more = len(w.list) > q.Limit; w.more {
 		w.list = w.list[:q.Limit]
 	}
@@ -122,7 +124,7 @@ func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 		p.Token = p.TokenAfter[len(p.TokenAfter)-1]
 		return p, nil
 	}
-	p.Token = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto})
+	p.Token, p.Digest = tokens.Format(rules.Token{Epoch: t.Epoch, Since: t.Upto}), w.sum
 	if n := len(p.TokenAfter); n > 0 {
 		p.TokenAfter[n-1] = p.Token
 	}
@@ -130,10 +132,18 @@ func (c *conn) walk(ctx context.Context, w *walk) (store.SyncPage, error) {
 }
 
 // The next conversations of a walk: those that have changed, and those that a
-// cursor asks about, each with where the other user of a direct one stands.
+// cursor asks about, each with where the other user of a direct one stands. Where
+// the sum over all heads of the user is wanted too, it is the last column of the
+// first row, the only one that names no user.
 const (
-	sqlStays      = sqlStaysBegin + `)` + sqlStaysEnd
-	sqlStaysAsked = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
+	sqlStays       = sqlStaysBegin + `)` + sqlStaysEnd
+	sqlStaysAsked  = sqlStaysBegin + ` OR m.conversation_id IN (SELECT value FROM json_each(?5)))` + sqlStaysEnd
+	sqlSummed      = sqlSum + sqlStays + `)`
+	sqlSummedAsked = sqlSum + sqlStaysAsked + `)`
+
+	sqlSum = `SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, ` + digestFunction + `(m.conversation_id, c.head)` + stayTables + `WHERE m.user_id = ?1 AND m.role > 0
+  UNION ALL SELECT * FROM (`
 	sqlStaysBegin = `SELECT ` + stayColumns + `, p.role, p.start_seq, p.end_seq, p.earlier, p.cleared, p.delivered, p.read,
     m.version > ?3 OR m.role > 0 AND c.version > ?3` + stayTables + `
   LEFT JOIN member p ON c.kind = 1 AND p.conversation_id = m.conversation_id
@@ -143,34 +153,56 @@ const (
 )
 
 // stays reads the next conversations of the walk, more than fit on a page even
-// if all cursors are of conversations that have not moved.
-func (c *conn) stays(ctx context.Context, q store.SyncQuery, t rules.Token) (list []*listed, err error) {
-	query, args := sqlStays, []any{string(q.User), string(t.After), t.Since, q.Limit + len(q.Cursors) + 1}
+// if all cursors are of conversations that have not moved, and the sum over all
+// heads if the walk begins here and wants it.
+func (c *conn) stays(ctx context.Context, w *walk) (list []*listed, err error) {
+	q, t := &w.q, &w.t
+	args := []any{string(q.User), string(t.After), t.Since, q.Limit + len(q.Cursors) + 1}
 	if len(q.Cursors) > 0 {
-		query, args = sqlStaysAsked, append(args, jsonList(q.Cursors))
+		args = append(args, jsonList(q.Cursors))
 	}
-	err = c.each(ctx, query, args, func(scan func(...any) error) error {
-		l, err := scanListed(scan)
+	err = c.each(ctx, staysOf(len(q.Cursors) > 0, q.Digest && t.After == ""), args, func(scan func(...any) error) error {
+		var row cells
+		if err := scan(row.places(listedCells)...); err != nil {
+			return err
+		}
+		if row.list[0] == nil {
+			w.sum = uint64(row.int(listedCells - 1))
+			return nil
+		}
+		l, err := listedOf(&row)
 		list = append(list, l)
 		return err
 	})
 	return list, err
 }
 
-// scanListed reads a row of sqlStays.
-func scanListed(scan func(...any) error) (*listed, error) {
-	const peer, all = stayCells, stayCells + 8
-	var c cells
-	if err := scan(c.places(all)...); err != nil {
-		return nil, err
+// staysOf is the query of a walk.
+func staysOf(asked, summed bool) string {
+	switch {
+	case asked && summed:
+		return sqlSummedAsked
+	case asked:
+		return sqlStaysAsked
+	case summed:
+		return sqlSummed
 	}
+	return sqlStays
+}
+
+// listedCells is how many columns sqlStays has.
+const listedCells = stayCells + 8
+
+// listedOf takes a row of sqlStays.
+func listedOf(c *cells) (*listed, error) {
+	const peer, all = stayCells, listedCells
 	l := &listed{changed: c.int(all-1) != 0}
-	if err := l.from(&c); err != nil || c.list[peer] == nil { // there is no other user
+	if err := l.from(c); err != nil || c.list[peer] == nil { // there is no other user
 		return l, err
 	}
 	var err error
 	l.other = &rules.Member{Role: clientv1.Role(c.int(peer)), Delivered: im.Seq(c.int(peer + 5)), Read: im.Seq(c.int(peer + 6))}
-	l.other.View, err = viewOf(&c, peer+1)
+	l.other.View, err = viewOf(c, peer+1)
 	return l, err
 }
 

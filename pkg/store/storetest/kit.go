@@ -63,6 +63,7 @@ func TestMessages(t *testing.T, d Messages) {
 		{"sync brings entries as history does", syncEntries},
 		{"sync under changes misses nothing", syncWhileChanging},
 		{"many syncs at once are as many single ones", syncMany},
+		{"digests are the sums of what syncs tell", digests},
 		{"a void token gives the full list", voidTokens},
 		{"a direct state shows the other user", directState},
 		{"a former member's state stays as it was left", formerMember},

@@ -288,6 +288,7 @@ func syncMany(k *kit) {
 		{User: "p003", Entries: 5}, {User: "u", Entries: 20, MaxBytes: 60},
 	}
 	for i := range qs {
+		qs[i].Digest = i%2 == 0
 		if qs[i].Limit == 0 {
 			qs[i].Limit = store.MaxSyncPage
 		}
@@ -303,6 +304,10 @@ func syncMany(k *kit) {
 			k.Errorf("%s: %.2000s, want %.2000s", what, a, b)
 		}
 		same(k, what+": more, full, tokens", []any{got.More, got.Full, len(got.TokenAfter), got.Token == ""}, []any{want.More, want.Full, len(want.TokenAfter), false})
+		same(k, what+": digest", got.Digest, want.Digest)
+		if sums := q.Digest && !want.More && q.User != "nobody"; sums != (want.Digest != 0) {
+			k.Errorf("%s: its digest is %d", what, want.Digest)
+		}
 		q.Token, q.Cursors = got.Token, nil
 		if !got.More {
 			if p := k.sync(q); len(p.States) != 0 {

@@ -134,6 +134,7 @@ func (g *generator) device(u int, name string) {
 			s.epoch++
 			s.note(at.from+1, history.Resync, func(r *history.Record) { r.Name = fmt.Sprintf("e%d", s.epoch) })
 		}
+		s.note(at.from+2, history.Digest, func(r *history.Record) { r.Ack = history.AckOK })
 		if at.to < g.ended {
 			s.note(at.to, history.Disconnect, nil)
 		} else if i == len(s.sessions)-1 {

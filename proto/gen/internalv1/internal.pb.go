@@ -1230,7 +1230,9 @@ type SyncRequest struct {
 	// Largest encoded size of the result in bytes; 0 = 48 KiB.
 	MaxBytes int32 `protobuf:"varint,5,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// Sizes are those of the JSON encoding.
-	Json          bool `protobuf:"varint,6,opt,name=json,proto3" json:"json,omitempty"`
+	Json bool `protobuf:"varint,6,opt,name=json,proto3" json:"json,omitempty"`
+	// Give the digest of the user's heads, if one page holds all that changed.
+	Digest        bool `protobuf:"varint,7,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1303,6 +1305,13 @@ func (x *SyncRequest) GetMaxBytes() int32 {
 func (x *SyncRequest) GetJson() bool {
 	if x != nil {
 		return x.Json
+	}
+	return false
+}
+
+func (x *SyncRequest) GetDigest() bool {
+	if x != nil {
+		return x.Digest
 	}
 	return false
 }
@@ -6060,7 +6069,7 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
 	"MarkResult\x120\n" +
 	"\areceipt\x18\x01 \x01(\v2\x16.imd.client.v1.ReceiptR\areceipt\x12*\n" +
-	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"\xc6\x01\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.imd.client.v1.ErrorR\x05error\"\xde\x01\n" +
 	"\vSyncRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x1d\n" +
 	"\n" +
@@ -6069,7 +6078,8 @@ const file_imd_internal_v1_internal_proto_rawDesc = "" +
 	"\n" +
 	"page_limit\x18\x04 \x01(\x05R\tpageLimit\x12\x1b\n" +
 	"\tmax_bytes\x18\x05 \x01(\x05R\bmaxBytes\x12\x12\n" +
-	"\x04json\x18\x06 \x01(\bR\x04json\"A\n" +
+	"\x04json\x18\x06 \x01(\bR\x04json\x12\x16\n" +
+	"\x06digest\x18\a \x01(\bR\x06digest\"A\n" +
 	"\fSyncResponse\x121\n" +
 	"\x06result\x18\x01 \x01(\v2\x19.imd.client.v1.SyncResultR\x06result\"K\n" +
 	"\x0fSyncManyRequest\x128\n" +

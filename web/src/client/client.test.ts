@@ -31,6 +31,7 @@ import {
   WelcomeSchema,
 } from "../gen/imd/client/v1/client_pb.js";
 import { Client, type ClientOptions } from "./client.js";
+import { digestTerm } from "./digest.js";
 import { decodeClient, encodeServer } from "./codec.js";
 import type { Socket } from "./connection.js";
 import { SignInRequired } from "./errors.js";
@@ -117,7 +118,7 @@ class FakeSocket implements Socket {
     await this.say({ case: "welcome", value }, 1);
   }
 
-  async synced(states: ReturnType<typeof state>[] = [], more: { full?: boolean; syncToken?: string; more?: boolean; dataEpoch?: string } = {}): Promise<void> {
+  async synced(states: ReturnType<typeof state>[] = [], more: { full?: boolean; syncToken?: string; more?: boolean; dataEpoch?: string; digest?: bigint } = {}): Promise<void> {
     const id = this.envelopes.flat().findLast((f) => f.kind.case === "sync")!.id;
     const value = create(SyncResultSchema, { conversations: states, syncToken: "t1", dataEpoch: "e1", ...more });
     await this.say({ case: "syncResult", value }, id);
@@ -720,6 +721,58 @@ describe("receiving", () => {
     await FakeSocket.last.welcome();
     await FakeSocket.last.synced([state(1, { id: "g_9", entries: [entry(1)] })], { full: true });
     expect(client.conversations.map((c) => c.id)).toEqual(["g_9"]);
+  });
+
+  /** Breaks the connection and returns the sync of the next one. */
+  async function resumed(onlineForMs = 11_000) {
+    await vi.advanceTimersByTimeAsync(onlineForMs); // After 10 s the next connection comes soon.
+    await FakeSocket.last.drop();
+    await vi.advanceTimersByTimeAsync(1_000);
+    await FakeSocket.last.welcome();
+    return (await FakeSocket.last.of("sync"))[0]!.value;
+  }
+
+  const digestOf = (...heads: [id: string, head: number][]) => BigInt.asUintN(64, heads.reduce((sum, [id, head]) => sum + digestTerm(id, head), 0n));
+
+  it("finds by the digest what a sync did not tell, and asks once for all heads", async () => {
+    await online(2);
+    expect((await resumed()).syncToken).toBe("t1");
+    await FakeSocket.last.synced([], { syncToken: "t2", digest: digestOf(["g_1", 3], ["g_2", 1]) });
+    const [repair] = await FakeSocket.last.of("sync");
+    expect(repair!.value).toMatchObject({ syncToken: "", cursors: [], pageLimit: 0 });
+    const bare = (head: number, id: string) => Object.assign(state(head, { id }), { page: undefined });
+    await FakeSocket.last.synced([bare(3, "g_1")], { full: true, more: true, syncToken: "t3" });
+    expect((await FakeSocket.last.of("sync"))[0]!.value).toMatchObject({ syncToken: "t3", pageLimit: 0 });
+    await FakeSocket.last.synced([bare(1, "g_2")], { full: true, syncToken: "t4" });
+    const asks = await FakeSocket.last.of("history");
+    expect(asks.map((f) => [f.value.conversationId, f.value.afterSeq])).toEqual([["g_1", 2n], ["g_2", 0n]]);
+    expect(client.repairs).toBe(1);
+    expect(await resumed(5_000)).toMatchObject({ syncToken: "t4", pageLimit: 30 });
+    await FakeSocket.last.synced([], { syncToken: "t5", digest: digestOf(["g_1", 3], ["g_2", 1]) });
+    expect(await FakeSocket.last.of("sync")).toEqual([]);
+    expect(client.state.synced).toBe(true);
+  });
+
+  it("is not led into a loop by a digest that is never right", async () => {
+    await online(1);
+    await resumed();
+    await FakeSocket.last.synced([], { digest: 1n });
+    expect(await FakeSocket.last.of("sync")).toHaveLength(1);
+    await FakeSocket.last.synced([state(1, { entries: [entry(1)] })], { full: true, digest: 1n });
+    for (let i = 0; i < 3; i++) {
+      expect(await FakeSocket.last.of("sync")).toEqual([]);
+      expect(client.state.synced).toBe(true);
+      await resumed();
+      await FakeSocket.last.synced([], { digest: 1n });
+    }
+    expect(client.repairs).toBe(1);
+  });
+
+  it("counts for the digest only what it is a member of", async () => {
+    await online(4);
+    await resumed();
+    await FakeSocket.last.synced([Object.assign(state(9, { id: "g_2" }), { role: Role.UNSPECIFIED })], { digest: digestOf(["g_1", 4]) });
+    expect(client.repairs).toBe(0);
   });
 
   it("goes on with a listing over a break, and asks once more what changed in it", async () => {

@@ -149,6 +149,9 @@ export class Client {
   #paused = true;
   #syncAgain = false;
   #listing = false; // #syncToken is of a listing with more pages.
+  #repair = false; // That listing is made because of a digest.
+  #doubt = false; // No digest has agreed since the last repair.
+  #repairs = 0;
   #fullIds: Set<string> | undefined;
   #cursors = new Map<string, number>();
 
@@ -208,6 +211,15 @@ export class Client {
   /** Later parts of the protocol that the server has. */
   get features(): readonly string[] {
     return this.#features;
+  }
+
+  /**
+   * How often the full list of conversations was asked for because the server's
+   * digest of their heads was another than the one here: something that a sync
+   * should have told was lost. 0 as long as all is well.
+   */
+  get repairs(): number {
+    return this.#repairs;
   }
 
   /** All conversations, the newest activity first. */
@@ -628,7 +640,7 @@ export class Client {
     const sync = create(SyncSchema, {
       syncToken: this.#syncToken,
       cursors: known.map((c) => create(CursorSchema, { conversationId: c.id, have: BigInt(c.timeline.have) })),
-      pageLimit,
+      pageLimit: this.#repair ? 0 : pageLimit, // What is here is not read again; what is missing is read after the end.
     });
     conn.request({ case: "sync", value: sync }, (answer) => {
       if (conn !== this.#syncing) return; // Another connection has begun its own.
@@ -647,6 +659,13 @@ export class Client {
     this.#listing = result.more;
     if (result.more) return this.#requestSync(conn);
     if (this.#fullIds) this.#forgetOthers(this.#fullIds);
+    this.#repair = this.#toRepair(result);
+    if (this.#repair) {
+      this.#repairs++;
+      this.#syncToken = "";
+      this.#fullIds = undefined;
+      return this.#requestSync(conn);
+    }
     this.#syncing = undefined;
     this.#paused = false;
     this.#orphans.clear();
@@ -654,6 +673,20 @@ export class Client {
     this.#tell("conversations");
     for (const c of this.#conversations.values()) this.#do(c, c.timeline.synced(Date.now()));
     if (this.#syncAgain) this.#syncSoon();
+  }
+
+  /**
+   * Whether the full list is to be asked for: the digest is not that of what syncs
+   * have told. Once: if the sums differ after that too, another list brings nothing new.
+   */
+  #toRepair(result: SyncResult): boolean {
+    if (result.digest === 0n) return false;
+    let sum = 0n;
+    for (const c of this.#conversations.values()) sum += c.digestTerm;
+    const differs = BigInt.asUintN(64, sum) !== result.digest;
+    const again = differs && !this.#doubt && !result.full;
+    this.#doubt = differs;
+    return again;
   }
 
   #applyState(state: State): void {
@@ -685,6 +718,7 @@ export class Client {
   #forgetOthers(ids: Set<string>): void {
     for (const [key, conversation] of this.#conversations) {
       if (conversation.id === "" || ids.has(conversation.id)) continue;
+      conversation.digestTerm = 0n;
       if (conversation.items.some((item) => item.kind === "local")) {
         conversation.role = Role.UNSPECIFIED;
         continue;
@@ -697,7 +731,7 @@ export class Client {
   /** Another history of the store: everything read before is void, what was not sent stays. */
   #resync(): void {
     this.#syncToken = "";
-    this.#listing = this.#syncAgain = false;
+    this.#listing = this.#syncAgain = this.#repair = this.#doubt = false;
     this.#fullIds = undefined;
     this.#cursors.clear();
     this.#orphans.clear();
@@ -706,6 +740,7 @@ export class Client {
       for (const id of conversation.timeline.resync()) this.#withdrawn(id);
       conversation.receipts.clear();
       conversation.lastMessage = undefined;
+      conversation.digestTerm = 0n;
       this.#changed(conversation);
     }
   }

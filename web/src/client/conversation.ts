@@ -1,6 +1,7 @@
 // One conversation as a program sees it: its description, its members'
 // receipts and its timeline.
 
+import { digestTerm } from "./digest.js";
 import { ConversationKind, type Entry, EntryKind, MemberAction, type Receipt, Role, type State } from "./model.js";
 import { type Item, Timeline } from "./timeline.js";
 
@@ -35,6 +36,8 @@ export class Conversation {
   /** Who of the others types now. */
   readonly typing = new Set<string>();
   readonly timeline: Timeline;
+  /** What it adds to the digest of heads, by what a sync told last; 0 = the user is no member. */
+  digestTerm = 0n;
   /** A page of older entries is being read. */
   loading = false;
   /** The gaps that are being read, by their first seq. */
@@ -108,6 +111,7 @@ export class Conversation {
     this.role = state.role;
     this.closed = state.closed;
     this.#describedTo = state.headSeq;
+    this.digestTerm = state.role === Role.UNSPECIFIED ? 0n : digestTerm(state.conversationId, state.headSeq);
     this.memberCount = state.memberCount;
     if (state.lastMessage && state.lastMessage.seq >= (this.lastMessage?.seq ?? 0)) this.lastMessage = state.lastMessage;
     for (const receipt of state.receipts) this.applyReceipt(receipt);

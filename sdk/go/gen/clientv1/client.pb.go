@@ -2806,7 +2806,10 @@ type SyncResult struct {
 	DataEpoch string `protobuf:"bytes,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
 	// All pages together are complete: forget conversations not among them.
 	Full bool `protobuf:"varint,5,opt,name=full,proto3" json:"full,omitempty"`
-	// Sum over the user's heads; 0 = not given.
+	// Of an answer that has all that changed on one page: the sum modulo 2^64, over
+	// the conversations that the user is a member of, of the first 8 bytes,
+	// big-endian, of SHA-256(conversation_id + ":" + head_seq in decimal); 0 = not
+	// given.
 	Digest        uint64 `protobuf:"fixed64,6,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

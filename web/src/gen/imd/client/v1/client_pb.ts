@@ -1220,7 +1220,10 @@ export type SyncResult = Message<"imd.client.v1.SyncResult"> & {
   full: boolean;
 
   /**
-   * Sum over the user's heads; 0 = not given.
+   * Of an answer that has all that changed on one page: the sum modulo 2^64, over
+   * the conversations that the user is a member of, of the first 8 bytes,
+   * big-endian, of SHA-256(conversation_id + ":" + head_seq in decimal); 0 = not
+   * given.
    *
    * @generated from field: fixed64 digest = 6;
    */

@@ -1,0 +1,45 @@
+package testenv
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestALimitWaitsForABusyMachine(t *testing.T) {
+	tests := []struct {
+		name  string
+		crowd float64
+		after time.Duration // when a limit of 1 s is over
+	}{
+		{"nothing else runs", 0.5, time.Second},
+		{"four times as much as there are processors", 4, 4 * time.Second},
+		{"it stands still", 1000, slowest * time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := NewLimit(time.Second)
+				l.crowd = func() float64 { return tt.crowd }
+				began := time.Now()
+				for !l.Over() {
+					time.Sleep(time.Millisecond)
+				}
+				if took := time.Since(began); (took - tt.after).Abs() > 20*time.Millisecond {
+					t.Errorf("over after %v, want %v", took, tt.after)
+				}
+				if want := float64(tt.after) / float64(time.Second); l.Slowness() < 0.99*want || l.Slowness() > 1.01*want {
+					t.Errorf("%.2f times slower, want %.0f", l.Slowness(), want)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatWantsToRun(t *testing.T) {
+	for text, want := range map[string]float64{"0.5 0.4 0.3 9/260 24763\n": 4.5, "0.5 0.4": 1, "": 1, "a b c d": 1} {
+		if got := crowdOf(text, 2); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}
