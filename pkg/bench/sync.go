@@ -53,6 +53,9 @@ func (b *inbox) sync(s *session) {
 			b.sync(s)
 			return
 		}
+		if b.repair && r.Full { // not before: the answer may be lost with its session
+			b.doubt = true
+		}
 		if b.repair = b.differs(r); b.repair {
 			b.token = ""
 			b.sync(s)
@@ -84,8 +87,12 @@ func (b *inbox) differs(r *clientv1.SyncResult) bool {
 		sum += cv.term
 	}
 	rec.digest(b.d, sum == r.Digest)
-	again := sum != r.Digest && !b.doubt && !r.Full
-	b.doubt = sum != r.Digest
+	if sum == r.Digest {
+		b.doubt = false
+		return false
+	}
+	again := !b.doubt && !r.Full
+	b.doubt = b.doubt || r.Full
 	return again
 }
 

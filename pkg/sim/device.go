@@ -283,6 +283,9 @@ func (d *device) synced(r *clientv1.SyncResult) {
 			return !d.full[v.id] && !d.box.Busy(v.id) && v.tl.Known()
 		})
 	}
+	if d.repair && r.Full { // not before: the answer may be lost with its session
+		d.doubt = true
+	}
 	d.full, d.repair = nil, false
 	if d.w.bad != NoDigest && d.digest(r) {
 		d.token, d.repair, d.rest = "", true, false
@@ -322,11 +325,17 @@ func (d *device) digest(r *clientv1.SyncResult) bool {
 	for _, v := range d.views {
 		sum += v.term
 	}
-	again := sum != r.Digest && !d.doubt && !r.Full
-	if sum != r.Digest && !d.lossy {
+	lossy := d.lossy
+	d.lossy = false
+	if sum == r.Digest {
+		d.doubt = false
+		return false
+	}
+	if !lossy {
 		d.w.fail("%s got a digest that is not that of what syncs told", d)
 	}
-	d.doubt, d.lossy = sum != r.Digest, false
+	again := !d.doubt && !r.Full
+	d.doubt = d.doubt || r.Full
 	return again
 }
 

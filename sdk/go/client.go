@@ -58,7 +58,7 @@ type Client struct {
 	full      map[string]bool // conversations named by a full answer so far
 	listing   bool            // syncToken is of a listing with more pages
 	repair    bool            // that listing is made because of a digest
-	doubt     bool            // no digest has agreed since the last repair
+	doubt     bool            // no digest has agreed since the last full list that was to mend it
 	repairs   int
 	syncAgain bool
 	syncAt    time.Time // the next sync for an unknown conversation, at the earliest

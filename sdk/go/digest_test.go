@@ -129,3 +129,56 @@ func TestWrongDigestIsNoLoop(t *testing.T) {
 		})
 	}
 }
+
+// A repair whose answer is lost, because the next session takes over meanwhile, is
+// made again by that session.
+func TestARepairOutlivesAMove(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeServer) {
+		x := summingServer(f, 3)
+		alice := connect(t, f.options("alice"))
+		hellos := false // are kept too
+		var kept []func()
+		f.mu.Lock()
+		x.lost = "g_1"
+		f.lose = func() bool { return true }
+		f.later = func(in *clientv1.ClientFrame, answer func()) bool {
+			if in.GetHello() != nil && !hellos {
+				return false
+			}
+			kept = append(kept, answer)
+			return true
+		}
+		f.mu.Unlock()
+		drain := func(want int) {
+			f.drainAll("alice", 0)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := snapshot(f, func() int { return len(kept) }); n != want {
+				t.Fatalf("%d answers are kept, want %d", n, want)
+			}
+		}
+		answer := func(i int) {
+			f.mu.Lock()
+			kept[i]()
+			f.mu.Unlock()
+			synctest.Wait()
+		}
+		f.post("g_1", "bob", "unheard")
+		drain(1) // the sync of the old session
+		snapshot(f, func() bool { hellos = true; return true })
+		drain(3) // the hello and the sync of the new one
+		answer(0)
+		if alice.Repairs() != 1 {
+			t.Fatalf("%d repairs by the old session", alice.Repairs())
+		}
+		answer(1)
+		answer(3) // the list of all heads, to a session that has been left
+		snapshot(f, func() bool { f.later = nil; return true })
+		answer(2)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := alice.Conversation("g_1").Items(); alice.Repairs() != 2 || len(got) != 2 || got[1].Entry.Content.GetText() != "unheard" {
+			t.Errorf("%d repairs, %d items", alice.Repairs(), len(got))
+		}
+	})
+}

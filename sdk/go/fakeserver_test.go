@@ -47,6 +47,7 @@ type fakeServer struct {
 	onSend      func(*fakeSession, *clientv1.Send) (*clientv1.Error, clientv1.Ack) // refuses a send
 	lose        func() bool                                                        // a deliver is lost
 	hold        func(*clientv1.Send) bool                                          // a send is taken and never answered
+	later       func(in *clientv1.ClientFrame, answer func()) bool                 // true = it keeps the answer to a hello or sync
 	breakAt     func() bool                                                        // the connection breaks around a send
 	headsOnly   bool
 	refuseSyncs int // answers so many with unavailable
@@ -211,7 +212,7 @@ func (s *fakeSession) bye(b *clientv1.Bye) {
 func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 	switch k := fr.Kind.(type) {
 	case *clientv1.ClientFrame_Hello:
-		f.hello(s, fr.Id, k.Hello)
+		f.say(fr, func() { f.hello(s, fr.Id, k.Hello) })
 	case *clientv1.ClientFrame_Ack:
 		f.acks = append(f.acks, k.Ack.Ranges...)
 	case *clientv1.ClientFrame_Sync:
@@ -220,11 +221,13 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 			f.refuseSyncs--
 			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_Error{Error: protocol.NewError(protocol.ReasonUnavailable, "", 0)}})
 		} else if !f.silent && (f.onSync == nil || f.onSync(s, k.Sync)) {
-			r := f.sync(s.user, k.Sync)
-			if f.answerSync != nil {
-				r = f.answerSync(s, k.Sync)
-			}
-			s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: r}})
+			f.say(fr, func() {
+				r := f.sync(s.user, k.Sync)
+				if f.answerSync != nil {
+					r = f.answerSync(s, k.Sync)
+				}
+				s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_SyncResult{SyncResult: r}})
+			})
 		}
 	case *clientv1.ClientFrame_Send:
 		f.sends = append(f.sends, k.Send)
@@ -265,6 +268,13 @@ func (f *fakeServer) handle(s *fakeSession, fr *clientv1.ClientFrame) {
 		f.tokens = append(f.tokens, k.RefreshToken.Token)
 		s.send(&clientv1.ServerFrame{Id: fr.Id, Kind: &clientv1.ServerFrame_RefreshResult{RefreshResult: &clientv1.RefreshResult{
 			TokenExpireMs: time.Now().Add(f.tokenLife).UnixMilli()}}})
+	}
+}
+
+// say answers a frame now or later.
+func (f *fakeServer) say(in *clientv1.ClientFrame, answer func()) {
+	if f.later == nil || !f.later(in, answer) {
+		answer()
 	}
 }
 

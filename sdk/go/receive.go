@@ -309,6 +309,9 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 	if r.Full {
 		c.forget(c.full)
 	}
+	if c.repair && r.Full { // not before: the answer may be lost with its session
+		c.doubt = true
+	}
 	c.full, c.repair = nil, false
 	if c.digest(r) {
 		c.syncToken, c.repair, s.rest = "", true, false
@@ -330,8 +333,8 @@ func (c *Client) syncResult(s *session, r *clientv1.SyncResult, now time.Time) {
 }
 
 // digest compares the digest of an answer with what syncs have told, and reports
-// whether the full list is to be asked for. That is done once: if the sums differ
-// after it too, another one would bring nothing new. The lock is held.
+// whether the full list is to be asked for. One that has come is enough: if the sums
+// differ after it too, another would bring nothing new. The lock is held.
 func (c *Client) digest(r *clientv1.SyncResult) bool {
 	if r.Digest == 0 {
 		return false
@@ -340,8 +343,12 @@ func (c *Client) digest(r *clientv1.SyncResult) bool {
 	for _, cv := range c.convs {
 		sum += cv.term
 	}
-	again := sum != r.Digest && !c.doubt && !r.Full
-	c.doubt = sum != r.Digest
+	if sum == r.Digest {
+		c.doubt = false
+		return false
+	}
+	again := !c.doubt && !r.Full
+	c.doubt = c.doubt || r.Full
 	return again
 }
 
