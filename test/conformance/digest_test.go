@@ -17,14 +17,19 @@ func init() {
 // mirror is what syncs have told a user.
 type mirror struct {
 	*testenv.Client
+	t     *testing.T
 	token string
 	heads map[string]int64 // of conversations that it is a member of
 }
 
 // sync takes in one sync to its end and returns its last page, and how many there were.
 func (m *mirror) sync() (r *clientv1.SyncResult, pages int) {
+	m.t.Helper()
 	for {
-		r = m.Request(syncFrame(&clientv1.Sync{SyncToken: m.token})).GetSyncResult()
+		f := m.Request(syncFrame(&clientv1.Sync{SyncToken: m.token}))
+		if r = f.GetSyncResult(); r == nil {
+			m.t.Fatalf("a sync was answered with %v", f)
+		}
 		for _, st := range r.Conversations {
 			if delete(m.heads, st.ConversationId); st.Role != clientv1.Role_ROLE_UNSPECIFIED {
 				m.heads[st.ConversationId] = st.HeadSeq
@@ -53,7 +58,7 @@ func digestOfHeads(t *testing.T, s *suite) {
 	if !slices.Contains(f.GetWelcome().GetFeatures(), "digest") {
 		t.Fatalf("no feature digest: %v", f)
 	}
-	m := &mirror{Client: ann, heads: map[string]int64{}}
+	m := &mirror{Client: ann, t: t, heads: map[string]int64{}}
 	same := func(what string) {
 		t.Helper()
 		r, pages := m.sync()

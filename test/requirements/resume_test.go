@@ -3,6 +3,7 @@ package requirements
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,8 +35,8 @@ func (v *traveller) do(fx timeline.Effects) {
 	}
 	if req := fx.History; req != nil {
 		v.asked++
-		page := v.c.Request(historyFrame(&clientv1.History{ConversationId: v.conv, AfterSeq: req.After, BeforeSeq: req.Before,
-			Backward: req.Backward, Limit: 100})).GetHistoryResult().GetPage()
+		page := v.c.History(&clientv1.History{ConversationId: v.conv, AfterSeq: req.After, BeforeSeq: req.Before,
+			Backward: req.Backward, Limit: 100})
 		v.do(v.tl.Page(v.now(), *req, page))
 	}
 }
@@ -50,7 +51,11 @@ func (v *traveller) resume(c *testenv.Client) {
 			cursor = v.tl.Have()
 			q.Cursors = []*clientv1.Cursor{{ConversationId: v.conv, Have: cursor}}
 		}
-		r := c.Request(syncFrame(q)).GetSyncResult()
+		f := c.Request(syncFrame(q))
+		r := f.GetSyncResult()
+		if r == nil {
+			v.t.Fatalf("a sync was answered with %v", f)
+		}
 		for _, st := range r.GetConversations() {
 			v.term = protocol.DigestTerm(st.ConversationId, st.HeadSeq)
 			v.do(v.tl.State(v.now(), cursor, st))
@@ -87,7 +92,7 @@ func resumesOverTwo(t *testing.T, g *gateways) {
 	stop, last := make(chan struct{}), make(chan int64, 1)
 	go func() {
 		seq := first.Seq
-		defer func() { last <- seq }() // also if it fails
+		defer func() { last <- seq; close(last) }() // also if it fails
 		for n := 1; ; n++ {
 			select {
 			case <-stop:
@@ -102,11 +107,13 @@ func resumesOverTwo(t *testing.T, g *gateways) {
 			}
 		}
 	}()
+	halt := sync.OnceFunc(func() { close(stop) })
+	defer func() { halt(); <-last }() // nothing is sent behind the end of the test
 	for round := range rounds {
 		former := v.c
 		v.resume(g.in(t, round, "bob2", "b", "d"))
 		if round == rounds-1 {
-			close(stop)
+			halt()
 		}
 		v.listen(time.Now().Add(60 * time.Millisecond))
 		if former != nil && round%2 == 0 {
