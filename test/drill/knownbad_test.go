@@ -138,6 +138,9 @@ func TestKnownBad(t *testing.T) {
 			}
 		})
 	}
+	if len(rows) == 0 && !t.Failed() {
+		t.Fatal("no case has this name")
+	}
 	if path := os.Getenv("IMD_TEST_TABLE"); path != "" && !t.Failed() {
 		if err := writeTable(path, rows); err != nil {
 			t.Fatal(err)
@@ -158,13 +161,13 @@ func (m mistake) hunt(t *testing.T) string {
 	}
 	began, seen := time.Now(), map[string]bool{}
 	for seed := 1; ; seed++ {
-		if !m.mayShow(seed, seen) {
-			continue
-		}
 		left := caughtWithin - time.Since(began)
 		if left < time.Minute {
 			t.Errorf("not noticed in %v, up to seed %d", caughtWithin, seed)
 			return ""
+		}
+		if !m.mayShow(seed, seen) {
+			continue
 		}
 		out := m.drill(t, left, seed, append(env, failpoint.BadVar+"="+string(m.defect)))
 		if out == nil || out.Verdict.Good {
