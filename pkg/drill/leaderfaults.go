@@ -123,7 +123,9 @@ func (f *fault) leaderCut(ctx context.Context) error {
 	errs := []error{err, f.b.alone(ctx, n, true), n.send(syscall.SIGCONT)}
 	hold(ctx, f.For)
 	errs = append(errs, f.b.alone(ctx, n, false))
-	n.tell(history.Resumed)
+	if n.alive() {
+		n.tell(history.Resumed)
+	}
 	return errors.Join(errs...)
 }
 
