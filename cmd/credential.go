@@ -47,7 +47,8 @@ func (f *serverFlags) credential() (*credential, error) {
 		return &credential{bearer: bearer, base: base, own: f.named() == ""}, err
 	}
 	dir, p, err := f.app.endpoints(f.dataDir)
-	if err != nil && f.named() != "" {
+	var none *failure
+	if errors.As(err, &none) && none.Exit == exitUnavailable && f.named() != "" {
 		return nil, newFailure(exitNotAllowed, "no_key", "there is no token for "+base+", and no node runs on data folder "+dir+" whose keys might do",
 			"name a file with a user's token or an API key with --token-file, or a node's folder with --data-dir")
 	}

@@ -243,3 +243,20 @@ func TestEtcdFlagsAreJudged(t *testing.T) {
 		t.Errorf("the defaults are refused: %v", err)
 	}
 }
+
+// A command that finds no token tells that no node runs where that is so, and else
+// what is wrong with the data folder.
+func TestNoTokenForAServer(t *testing.T) {
+	dir := t.TempDir()
+	f := &serverFlags{app: standInApp(nil, nil, []string{"IMD_DATA_DIR=" + dir}), server: "http://127.0.0.1:1"}
+	var told *failure
+	if _, err := f.credential(); !errors.As(err, &told) || told.Exit != exitNotAllowed || told.Reason != "no_key" {
+		t.Errorf("without a node: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.credential(); err == nil || errors.As(err, &told) || !strings.Contains(err.Error(), "endpoints.json") {
+		t.Errorf("with endpoints that cannot be read: %v", err)
+	}
+}
