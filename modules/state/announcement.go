@@ -45,15 +45,16 @@ func (d Directory) Announce(ctx context.Context, req *v1.AnnounceRequest) (*v1.A
 	if !a.Expires.After(now) {
 		return announcedBefore(ctx, c, &a, badRequest(op, "expires_ms is in the past"))
 	}
+	var got store.Announcement // not a, which each run needs
 	var before bool
 	err = settleCall(ctx, func() (err error) {
-		a, before, err = c.store.PutAnnouncement(ctx, a)
+		got, before, err = c.store.PutAnnouncement(ctx, a)
 		return err
 	})
 	if err != nil {
 		return nil, storeErr(op, err)
 	}
-	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&a), Duplicate: before}, nil
+	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&got), Duplicate: before}, nil
 }
 
 // announcedBefore answers a call that is refused: as at first if its request was

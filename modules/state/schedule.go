@@ -149,16 +149,17 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 		return nil, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: opSchedule, Msg: "no id can be made now", Err: err}
 	}
 	m.ID, m.ClientMessageID = int64(id), scheduledMessageID(int64(id))
+	var got store.Scheduled // not m, which each run needs
 	var before bool
 	err = settleCall(ctx, func() (err error) {
-		m, before, err = c.store.PutScheduled(ctx, m, scheduleUser.In(s.current()))
+		got, before, err = c.store.PutScheduled(ctx, m, scheduleUser.In(s.current()))
 		return err
 	})
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
 	}
 	isStored = !before
-	return &v1.ScheduleResponse{Scheduled: wireScheduled(&m), Duplicate: before}, nil
+	return &v1.ScheduleResponse{Scheduled: wireScheduled(&got), Duplicate: before}, nil
 }
 
 // refuseSchedule is why nothing can be scheduled as m asks for, whoever asks; nil
