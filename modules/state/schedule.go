@@ -150,15 +150,16 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	}
 	m.ID, m.ClientMessageID = int64(id), scheduledMessageID(int64(id))
 	var got store.Scheduled // not m, which each run needs
-	var before bool
+	var before, unsure bool
 	err = settleCall(ctx, func() (err error) {
 		got, before, err = c.store.PutScheduled(ctx, m, scheduleUser.In(s.current()))
+		unsure = unsure || errors.Is(err, store.ErrUnknownOutcome)
 		return err
 	})
+	isStored = unsure || err == nil && !before // if it is not after all, the next count corrects that
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
 	}
-	isStored = !before
 	return &v1.ScheduleResponse{Scheduled: wireScheduled(&got), Duplicate: before}, nil
 }
 

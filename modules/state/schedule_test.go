@@ -237,6 +237,60 @@ func TestPlacesOfScheduledMessages(t *testing.T) {
 	})
 }
 
+// One that may be stored keeps its place until the messages are counted anew: whether
+// it turns out to be there, or to be none, or is never known.
+func TestPlacesOfUnknownOutcomes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fault func(n *node, leave func()) // sets it; leave ends the caller's wait
+		want  clientv1.Reason
+	}{
+		"it is there": {fault: func(n *node, _ func()) { n.st.unsureOnce("PutScheduled", true) }},
+		"it is refused then": {want: clientv1.Reason_REASON_NOT_MEMBER, fault: func(n *node, _ func()) {
+			var calls atomic.Int32
+			n.st.setFault(func(op string, _ bool) error {
+				switch {
+				case op != "PutScheduled":
+					return nil
+				case calls.Add(1) == 1:
+					return store.ErrUnknownOutcome
+				}
+				return im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, op, "")
+			})
+		}},
+		"it is not known": {want: clientv1.Reason_REASON_UNAVAILABLE, fault: func(n *node, leave func()) {
+			n.st.setFault(func(op string, after bool) error {
+				if op == "PutScheduled" && after {
+					leave()
+					return store.ErrUnknownOutcome
+				}
+				return nil
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve(t, func(t *testing.T, n *node) {
+				ask := func(ctx context.Context) error {
+					s := send("a")
+					_, err := n.Schedule(ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: uuid.NewString(), Content: s.Content,
+						BodyHash: s.BodyHash, SendAtMs: time.Now().Add(time.Hour).UnixMilli()})
+					return err
+				}
+				n.st.agenda.open = scheduleTotal.In(nil) - 1
+				ctx, leave := context.WithCancel(n.ctx)
+				defer leave()
+				tt.fault(n, leave)
+				wantReason(t, "the last place", ask(ctx), tt.want)
+				n.st.setFault(nil)
+				wantReason(t, "one too many", ask(n.ctx), clientv1.Reason_REASON_RATE_LIMITED)
+				time.Sleep(2 * time.Second) // then they are counted anew, and it is not there
+				if err := ask(n.ctx); err != nil {
+					t.Errorf("after a count: %v", err)
+				}
+			})
+		})
+	}
+}
+
 // Calls at the same time do not take more places than there are, also while the
 // messages are counted, for the first time or again.
 func TestSimultaneousSchedules(t *testing.T) {
