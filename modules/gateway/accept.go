@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/coder/websocket"
-
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
@@ -63,27 +61,23 @@ func (g *Gateway) open(w http.ResponseWriter, r *http.Request) *session {
 			g.admission.leave(addr, true)
 		}
 	}()
-	s := newSession(g, &wire{}, enc, addr)
+	s := newSession(g, enc, addr)
 	if no := s.headerToken(r); no != nil {
 		g.m.handshakes.WithLabelValues(no.result).Inc()
 		no.write(w)
 		return nil
 	}
+	d := newSide(s)
 	// The library answers what is no proper handshake by itself.
-	ws, err := websocket.Accept(&hijacker{ResponseWriter: w, wire: s.wire}, r, &websocket.AcceptOptions{
-		Subprotocols:       []string{enc.Subprotocol()},
-		InsecureSkipVerify: true, // examine checks the origin, more strictly
-		OnPingReceived:     func(context.Context, []byte) bool { return s.pinged() },
-	})
-	if err != nil {
+	if err := d.accept(&hijacker{ResponseWriter: w, side: d}, r, enc.Subprotocol()); err != nil {
 		g.m.handshakes.WithLabelValues("bad_handshake").Inc()
 		if s.wire.Conn != nil {
 			_ = s.wire.Conn.Close()
 		}
 		return nil
 	}
-	ws.SetReadLimit(int64(enc.MaxEnvelope()))
-	s.ws, s.pending, begun = ws, true, true
+	d.admit()
+	s.wire.side, s.pending, begun = d, true, true
 	s.attach(s.wire.Conn)
 	g.hub.open(s)
 	g.m.connections.Inc()

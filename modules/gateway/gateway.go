@@ -123,7 +123,9 @@ type Gateway struct {
 	groups    *groups
 	floor     control.Floor // tokens of leaders that were followed
 	wheel     *wheel
-	lot       *park.Lot // of connections that are quiet; made by Start
+	sides     sides           // that busy connections use by turns
+	queues    [2]*queueConfig // by encoding
+	lot       *park.Lot       // of connections that are quiet; made by Start
 	marks     *marks
 	submitter *submitter
 	keeper    *keeper
@@ -187,6 +189,9 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime, memoryUsed: usedMemory,
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
+	for _, enc := range []protocol.Encoding{protocol.Proto, protocol.JSON} {
+		g.queues[enc] = &queueConfig{enc: enc, frames: cfg.QueueFrames, bytes: cfg.QueueBytes, timeout: cfg.WriteTimeout, m: m, run: g.goroutine, now: time.Now}
+	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.engine = newEngine(g.another, time.Now)
 	d.Reg.MustRegister(g.engine)

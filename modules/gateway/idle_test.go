@@ -6,9 +6,18 @@ import (
 	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
+
+// A session fits into a block of 1 KiB of the allocator's; the next one is a quarter
+// larger.
+func TestASessionFitsIntoItsBlock(t *testing.T) {
+	if n := unsafe.Sizeof(session{}); n > 1024 {
+		t.Errorf("a session has %d bytes", n)
+	}
+}
 
 // What an idle session costs, the clients' sockets included.
 func TestIdleSessionsAreCheap(t *testing.T) {

@@ -247,8 +247,8 @@ func (k *keeper) ask(ctx context.Context) (string, error) {
 // refresh refreshes the routes of sessions that have a place.
 func (k *keeper) refresh(ctx context.Context, sessions []*session) {
 	for len(sessions) > 0 {
-		batch := make([]*session, 0, refreshBatch)
-		list := make([]store.Route, 0, refreshBatch)
+		n := min(len(sessions), refreshBatch)
+		batch, list := make([]*session, 0, n), make([]store.Route, 0, n)
 		for len(sessions) > 0 && len(batch) < refreshBatch {
 			s := sessions[0]
 			sessions = sessions[1:]

@@ -41,12 +41,15 @@ type outFrame struct {
 	commitNS int64 // of the entry, for the delivery time; 0 = not measured
 }
 
-// queueConfig bounds a queue.
+// queueConfig is what all queues of an encoding have in common.
 type queueConfig struct {
 	enc     protocol.Encoding
 	frames  int
 	bytes   int
 	timeout time.Duration // of one write
+	m       *metrics
+	run     func(func()) // starts a goroutine that the gateway waits for
+	now     func() time.Time
 }
 
 // outState says who may call the socket. It is decided under the queue's lock
@@ -67,31 +70,33 @@ const (
 // some calls flush once its locks are free. Nothing here blocks but the
 // goroutine that writes while the socket takes no more. Safe for concurrent use.
 type queue struct {
-	cfg  queueConfig
+	cfg  *queueConfig
 	conn net.Conn
 	raw  syscall.RawConn // of a socket that can be written to directly; nil = always by a goroutine
-	m    *metrics
-	run  func(func()) // starts a goroutine that the gateway waits for
-	lost func(error)  // a write failed or took too long; called at most once
-	room func()       // called after a write if askRoom was
-	now  func() time.Time
+	lost func(error)     // a write failed or took too long; called at most once
+	room func()          // called after a write if askRoom was
 
 	due   atomic.Bool   // something waits and flush has not looked yet
 	turns atomic.Uint32 // how often due became true
 
-	mu         sync.Mutex
-	state      outState
-	ending     bool // no more frames are taken
-	corked     bool // what is added waits for uncork
-	failed     bool // the socket cannot be written to any more
-	wantRoom   bool
-	n, bytes   int // frames and bytes that wait or are being written
-	waiting    []outFrame
-	one        [1]outFrame // what waiting usually needs
-	more       *more       // nil = nothing
-	closeFrame []byte
-	endBy      time.Time
-	empty      chan struct{} // closed when ending and everything has left; made by end
+	mu       sync.Mutex
+	state    outState
+	ending   bool // no more frames are taken
+	corked   bool // what is added waits for uncork
+	failed   bool // the socket cannot be written to any more
+	wantRoom bool
+	n, bytes int // frames and bytes that wait or are being written
+	waiting  []outFrame
+	one      [1]outFrame // what waiting usually needs
+	more     *more       // nil = nothing
+	last     *lastWords  // nil = it does not end
+}
+
+// lastWords is how a queue ends.
+type lastWords struct {
+	frame []byte        // the close frame; nil = it has left
+	by    time.Time     // until when
+	empty chan struct{} // closed when everything has left; made by end
 }
 
 // more is what a queue seldom has to keep.
@@ -254,13 +259,14 @@ func (q *queue) end(last []byte, code int, reason string, purge bool) <-chan str
 		}
 		q.finish(closeFrame(code, reason))
 	}
-	if q.empty == nil {
-		q.empty = make(chan struct{})
-		if q.failed || q.state == idle && q.closeFrame == nil {
-			close(q.empty)
+	l := q.lastWords()
+	if l.empty == nil {
+		l.empty = make(chan struct{})
+		if q.failed || q.state == idle && l.frame == nil {
+			close(l.empty)
 		}
 	}
-	empty := q.empty
+	empty := l.empty
 	q.mu.Unlock()
 	q.flush()
 	return empty
@@ -268,11 +274,19 @@ func (q *queue) end(last []byte, code int, reason string, purge bool) <-chan str
 
 // finish marks the end; q.mu is held.
 func (q *queue) finish(frame []byte) {
-	q.closeFrame = frame
+	l := q.lastWords()
 	q.ending = true
-	q.endBy = q.now().Add(lastWrites)
-	_ = q.conn.SetWriteDeadline(q.endBy) // also of a write under way
+	l.frame, l.by = frame, q.cfg.now().Add(lastWrites)
+	_ = q.conn.SetWriteDeadline(l.by) // also of a write under way
 	q.look()
+}
+
+// lastWords is how the queue ends; q.mu is held.
+func (q *queue) lastWords() *lastWords {
+	if q.last == nil {
+		q.last = &lastWords{}
+	}
+	return q.last
 }
 
 // drop forgets everything that waits; q.mu is held. What is being written
@@ -296,6 +310,6 @@ func (q *queue) release() {
 
 // nothing reports whether nothing waits to be written; q.mu is held.
 func (q *queue) nothing() bool {
-	return len(q.waiting) == 0 && q.closeFrame == nil &&
+	return len(q.waiting) == 0 && (q.last == nil || q.last.frame == nil) &&
 		(q.more == nil || len(q.more.headOrder) == 0 && len(q.more.pong) == 0 && len(q.more.rest) == 0)
 }

@@ -124,8 +124,8 @@ type rig struct {
 
 func newRig() *rig {
 	r := &rig{conn: newSlowConn()}
-	r.queue = &queue{cfg: queueConfig{enc: protocol.Proto, frames: 1024, bytes: 1 << 20, timeout: 10 * time.Second}, conn: r.conn,
-		m: newMetrics(prometheus.NewRegistry()), run: r.wg.Go, now: time.Now, lost: func(err error) { r.lost = err }, room: func() {}}
+	r.queue = &queue{cfg: &queueConfig{enc: protocol.Proto, frames: 1024, bytes: 1 << 20, timeout: 10 * time.Second,
+		m: newMetrics(prometheus.NewRegistry()), run: r.wg.Go, now: time.Now}, conn: r.conn, lost: func(err error) { r.lost = err }, room: func() {}}
 	return r
 }
 

@@ -42,7 +42,7 @@ func (s *session) await() (parked bool) {
 	if failpoint.Bad(failpoint.ParkBuffered) && r.spot.Can() && s.phaseNow() == online {
 		return s.parkNow() // in the known-bad build with whatever is buffered
 	}
-	if s.wire.in.Buffered() > 0 || !r.spot.Can() || s.pending || !s.live() {
+	if s.wire.side.in.Buffered() > 0 || !r.spot.Can() || s.pending || !s.live() {
 		return false
 	}
 	if r.woken && r.ponged && s.q.raw != nil && s.parkNow() { // after a heartbeat it is quiet for long
@@ -50,7 +50,7 @@ func (s *session) await() (parked bool) {
 	}
 	s.watch()
 	r.state.Store(waits)
-	_, err := s.wire.in.Peek(1)
+	_, err := s.wire.side.in.Peek(1)
 	if r.state.CompareAndSwap(waits, busy) {
 		return false
 	}
@@ -104,10 +104,11 @@ func (s *session) resumeReading() {
 func (s *session) parkNow() bool {
 	s.reader.timed = false
 	if !failpoint.Bad(failpoint.ParkBuffered) {
-		s.wire.giveBack()
+		s.g.sides.giveBack(s.wire.side)
+		s.wire.side = nil
 	}
 	if !s.reader.spot.Park() {
-		s.wire.borrow()
+		s.wire.side = s.g.sides.lend(s)
 		return false
 	}
 	if !s.live() { // it may have ended just before, and woken nobody

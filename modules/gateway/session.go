@@ -54,8 +54,7 @@ var errEnded = errors.New("the session has ended")
 // deliver to it, answer it and wake it.
 type session struct {
 	g      *Gateway
-	wire   *wire
-	ws     *websocket.Conn
+	wire   wire
 	enc    protocol.Encoding
 	addr   netip.Addr
 	token  string       // of the Authorization header; "" = none
@@ -69,10 +68,10 @@ type session struct {
 
 	// The reader's own.
 	bucket  rate.Bucket
-	over    overload
-	pending bool // counted as not authenticated
-	resumed bool // it has asked what it missed
-	corked  bool // welcome waits for the answer to a sync behind hello
+	over    *overload // nil = nothing was refused
+	pending bool      // counted as not authenticated
+	resumed bool      // it has asked what it missed
+	corked  bool      // welcome waits for the answer to a sync behind hello
 
 	// Set by the reader before the session is registered; read only after.
 	user      im.UserID
@@ -112,10 +111,10 @@ type session struct {
 }
 
 // newSession makes the session of a connection that is about to be upgraded.
-func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *session {
+func newSession(g *Gateway, enc protocol.Encoding, addr netip.Addr) *session {
 	now := g.tuned.Get()
 	s := &session{
-		g: g, wire: w, enc: enc, addr: addr, id: newSessionID(),
+		g: g, enc: enc, addr: addr, id: newSessionID(),
 		done: make(chan struct{}), resume: make(chan struct{}, 1),
 		beat:    heartbeat{interval: now.pingInterval, timeout: now.pongTimeout},
 		unacked: delivery.Pending{First: now.redeliverAfter, Most: now.redeliverCount, Jitter: jitter},
@@ -123,11 +122,7 @@ func newSession(g *Gateway, w *wire, enc protocol.Encoding, addr netip.Addr) *se
 	s.hash = uint32(xxhash.Sum64String(string(s.id)))
 	s.timer.session = s
 	s.mu.q = &s.q
-	s.q = queue{
-		cfg: queueConfig{enc: enc, frames: g.cfg.QueueFrames, bytes: g.cfg.QueueBytes, timeout: g.cfg.WriteTimeout},
-		m:   g.m, run: g.goroutine, now: time.Now, lost: s.writeFailed, room: s.look,
-	}
-	w.control = s.q.control
+	s.q = queue{cfg: g.queues[enc], lost: s.writeFailed, room: s.look}
 	return s
 }
 
@@ -168,7 +163,9 @@ func (s *session) begin() {
 
 // Wake goes on with a session that was parked.
 func (s *session) Wake() {
-	s.wire.borrow()
+	if s.wire.side == nil {
+		s.wire.side = s.g.sides.lend(s)
+	}
 	s.reader.woken, s.reader.ponged = true, false
 	s.serve()
 }
@@ -193,7 +190,7 @@ func (s *session) read() error {
 		}
 		// Without a context that can end: the library would start something for
 		// each read. The wheel watches the time.
-		typ, r, err := s.ws.Reader(context.Background())
+		typ, r, err := s.wire.side.ws.Reader(context.Background())
 		if err != nil {
 			return err
 		}
@@ -376,7 +373,9 @@ func (s *session) waitForRoom(long bool) bool {
 	if s.stalled.Load() { // we were silent, not the client
 		now := time.Now()
 		s.wire.lastByte.Store(now.UnixNano())
-		s.over.passOver(now.Sub(began))
+		if s.over != nil {
+			s.over.passOver(now.Sub(began))
+		}
 		s.stalled.Store(false)
 	}
 	return true
@@ -403,6 +402,9 @@ func (s *session) look() {
 
 // refused notes that a frame was above a rate, and ends who does not stop.
 func (s *session) refused(now time.Time) {
+	if s.over == nil {
+		s.over = &overload{}
+	}
 	if s.over.refused(now, s.g.overloadTime) {
 		s.end("rate_limited", "above the rates for too long", minWait)
 	}
@@ -525,8 +527,7 @@ func (s *session) free(cause error) {
 	}
 	s.reader.spot.Leave()
 	_ = s.wire.Conn.Close()
-	_ = s.ws.CloseNow()
-	s.wire.giveBack()
+	s.wire.side.end()
 	s.g.admission.leave(s.addr, s.pending)
 	s.g.m.connections.Dec()
 	s.g.wg.Done()

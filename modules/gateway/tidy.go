@@ -13,10 +13,10 @@ const (
 	// tidyPause the shortest time between two times that it is.
 	tidyStep  = time.Second
 	tidyPause = 20 * time.Second
-	// tidyConns is below how many connections it is not worth it.
-	tidyConns = 1000
+	// tidyLeast is how large the heap must be for it, in bytes.
+	tidyLeast = 64 << 20
 	// tidyGrowth is how much more memory than after the last time makes it worth it.
-	tidyGrowth = 1.25
+	tidyGrowth = 1.1
 )
 
 // tidy decides when memory that logins and messages have left behind is given
@@ -26,7 +26,9 @@ const (
 type tidy struct {
 	conns  int       // at the last step
 	before time.Time // when it was given back last
+	had    int       // connections then
 	kept   uint64    // bytes that were left then
+	wave   bool      // many have come since
 }
 
 // step reports whether the time has come. resident is the heap that the system
@@ -35,18 +37,21 @@ func (t *tidy) step(now time.Time, conns, parked int, resident uint64) bool {
 	came := conns - t.conns
 	t.conns = conns
 	switch {
-	case conns < tidyConns || parked < conns-conns/4:
-		return false // busy, or too few
 	case came > conns/100:
+		t.wave = true
 		return false // they still come
-	case now.Sub(t.before) < tidyPause:
+	case parked < conns-conns/4:
+		return false // busy
+	case resident < tidyLeast || now.Sub(t.before) < tidyPause:
 		return false
 	}
-	return float64(resident) > tidyGrowth*float64(t.kept)
+	return float64(resident) > tidyGrowth*float64(t.kept) || conns < t.had/2
 }
 
 // done notes what was left.
-func (t *tidy) done(now time.Time, resident uint64) { t.before, t.kept = now, resident }
+func (t *tidy) done(now time.Time, resident uint64) {
+	t.before, t.had, t.kept, t.wave = now, t.conns, resident, false
+}
 
 // tidyUp gives memory back, time after time, until ctx is done.
 func (g *Gateway) tidyUp(ctx context.Context) {
@@ -64,8 +69,12 @@ func (g *Gateway) tidyUp(ctx context.Context) {
 		parked := g.lot.Parked()
 		g.m.parked.Set(float64(parked))
 		g.groups.expire(time.Now())
+		g.sides.trim()
 		if t.step(time.Now(), g.hub.len(), parked, residentHeap()) {
-			runtime.GC() // empties the pools, which the next one frees
+			if t.wave {
+				g.sides.empty()
+				runtime.GC() // empties the pools, which the next one frees
+			}
 			debug.FreeOSMemory()
 			t.done(time.Now(), residentHeap())
 			g.m.tidied.Inc()

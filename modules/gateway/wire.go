@@ -2,75 +2,22 @@ package gateway
 
 import (
 	"bufio"
-	"bytes"
-	"io"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-const (
-	// readBuffer is what a connection has for reading while it is busy; larger
-	// messages are read past it.
-	readBuffer = 1024
-	// controlBuffer holds one whole control frame, so that the library writes
-	// each with a single call.
-	controlBuffer = 256
-)
-
-// wire is the connection as the WebSocket library sees it. The library reads
-// from it and writes only control frames, which go the way of all frames:
-// through the queue. It notes when the last byte came. Closing it does
-// nothing: the session closes the socket once what must still leave has left.
+// wire is the socket of a connection, and what is needed to read from it while it
+// is busy.
 type wire struct {
 	net.Conn
 	lastByte atomic.Int64 // Unix nanoseconds
-	control  func(frame []byte)
-
-	// What the library reads from and writes control frames to. Both are empty
-	// while the connection is parked; lent has their buffers.
-	in   *bufio.Reader
-	out  *bufio.Writer
-	lent *lending
+	side     *side        // nil while the connection is parked
 }
 
-// lending is a pair of buffers that busy connections have.
-type lending struct {
-	in  *bufio.Reader
-	out *bufio.Writer
-}
-
-var lendings = sync.Pool{New: func() any {
-	return &lending{bufio.NewReaderSize(nil, readBuffer), bufio.NewWriterSize(nil, controlBuffer)}
-}}
-
-// borrow gives the connection its buffers, if it has none.
-func (w *wire) borrow() {
-	if w.lent != nil {
-		return
-	}
-	w.lent = lendings.Get().(*lending)
-	w.lent.in.Reset(w)
-	w.lent.out.Reset(w)
-	*w.in, *w.out = *w.lent.in, *w.lent.out
-}
-
-// giveBack takes them away, when nothing is in them.
-func (w *wire) giveBack() {
-	if w.lent == nil {
-		return
-	}
-	*w.in, *w.out = bufio.Reader{}, bufio.Writer{}
-	w.lent.in.Reset(nil)
-	w.lent.out.Reset(nil)
-	lendings.Put(w.lent)
-	w.lent = nil
-}
-
-// Read reads from the socket.
+// Read reads from the socket, and notes when the last byte came.
 func (w *wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	if n > 0 {
@@ -79,21 +26,12 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write takes one control frame of the library.
-func (w *wire) Write(p []byte) (int, error) {
-	w.control(p)
-	return len(p), nil
-}
-
-// Close does nothing; see wire.
-func (w *wire) Close() error { return nil }
-
-// hijacker hands the WebSocket library a wire with small buffers in place of
+// hijacker hands the WebSocket library a side with small buffers in place of
 // the HTTP server's. Bytes that came with the handshake stay buffered, because
 // the library takes what is buffered and nothing else.
 type hijacker struct {
 	http.ResponseWriter
-	wire *wire
+	side *side
 }
 
 // Hijack takes the connection over from the HTTP server.
@@ -106,19 +44,13 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		c = o.TCPConn
 	}
 	early, _ := brw.Reader.Peek(brw.Reader.Buffered())
-	w := h.wire
-	w.Conn, w.in, w.out = c, new(bufio.Reader), new(bufio.Writer)
-	if len(early) > 0 {
-		w.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), w), max(readBuffer, len(early)))
-		w.out = bufio.NewWriterSize(w, controlBuffer)
-		if _, err := w.in.Peek(len(early)); err != nil {
-			_ = c.Close()
-			return nil, nil, err
-		}
-	} else {
-		w.borrow()
+	d := h.side
+	d.session.wire.Conn = c
+	if err := d.readFirst(early); err != nil {
+		_ = c.Close()
+		return nil, nil, err
 	}
-	return w, bufio.NewReadWriter(w.in, w.out), nil
+	return d, bufio.NewReadWriter(d.in, d.out), nil
 }
 
 // Unwrap lets response controllers reach the server's writer.

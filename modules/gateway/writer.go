@@ -107,7 +107,7 @@ func (q *queue) writeOnce(p *parcel) (n int, err error) {
 // startWriter starts the goroutine that writes; q.mu is held.
 func (q *queue) startWriter() {
 	q.state = queued
-	q.run(q.write)
+	q.cfg.run(q.write)
 }
 
 // write writes until nothing waits.
@@ -130,9 +130,9 @@ func (q *queue) step(p *parcel) bool {
 		return false
 	}
 	q.load(p)
-	deadline := q.now().Add(q.cfg.timeout)
+	deadline := q.cfg.now().Add(q.cfg.timeout)
 	if q.ending {
-		deadline = q.endBy
+		deadline = q.lastWords().by
 	}
 	_ = q.conn.SetWriteDeadline(deadline)
 	q.mu.Unlock()
@@ -166,7 +166,7 @@ func (q *queue) fail(err error) {
 	q.drop()
 	told := q.ending
 	q.ending = true
-	q.run(func() { // not here: lost takes the session's lock
+	q.cfg.run(func() { // not here: lost takes the session's lock
 		if !told {
 			q.lost(err)
 		}
@@ -177,13 +177,13 @@ func (q *queue) fail(err error) {
 
 // tellEmpty closes the channel that end has returned; q.mu is held.
 func (q *queue) tellEmpty() {
-	if !q.ending || q.empty == nil {
+	if !q.ending || q.last == nil || q.last.empty == nil {
 		return
 	}
 	select {
-	case <-q.empty:
+	case <-q.last.empty:
 	default:
-		close(q.empty)
+		close(q.last.empty)
 	}
 }
 
@@ -245,7 +245,7 @@ func (q *queue) takeHeads(buf []byte, cut int) []byte {
 			break
 		}
 		if err == nil {
-			q.m.out[kindHead].Inc()
+			q.cfg.m.out[kindHead].Inc()
 			buf = next
 		}
 		delete(m.heads, conv)
@@ -287,10 +287,10 @@ func (q *queue) addControl(p *parcel) {
 			return
 		}
 	}
-	if q.closeFrame != nil && len(q.waiting) == 0 {
-		p.buf = append(p.buf, q.closeFrame...)
-		q.closeFrame = nil
-		_ = q.conn.SetReadDeadline(q.now().Add(closeWait))
+	if q.last != nil && q.last.frame != nil && len(q.waiting) == 0 {
+		p.buf = append(p.buf, q.last.frame...)
+		q.last.frame = nil
+		_ = q.conn.SetReadDeadline(q.cfg.now().Add(closeWait))
 	}
 }
 
@@ -300,12 +300,12 @@ func (q *queue) wrote(frames []outFrame) {
 	for _, f := range frames {
 		q.n--
 		q.bytes -= len(f.data)
-		q.m.out[f.kind].Inc()
+		q.cfg.m.out[f.kind].Inc()
 		if f.commitNS != 0 {
 			if now == 0 {
 				now = time.Now().UnixNano()
 			}
-			q.m.deliver.Observe(float64(now-f.commitNS) / 1e9)
+			q.cfg.m.deliver.Observe(float64(now-f.commitNS) / 1e9)
 		}
 	}
 	if q.wantRoom {

@@ -37,8 +37,8 @@ func onSocket(t *testing.T, wg *sync.WaitGroup) (*queue, net.Conn) {
 	if !plain {
 		t.Fatal("a TCP connection cannot be written to directly")
 	}
-	return &queue{cfg: queueConfig{enc: protocol.Proto, frames: 1 << 20, bytes: 1 << 30, timeout: 10 * time.Second}, conn: c, raw: raw,
-		m: newMetrics(prometheus.NewRegistry()), run: wg.Go, now: time.Now, lost: func(err error) { t.Error(err) }, room: func() {}}, client
+	return &queue{cfg: &queueConfig{enc: protocol.Proto, frames: 1 << 20, bytes: 1 << 30, timeout: 10 * time.Second,
+		m: newMetrics(prometheus.NewRegistry()), run: wg.Go, now: time.Now}, conn: c, raw: raw, lost: func(err error) { t.Error(err) }, room: func() {}}, client
 }
 
 // Frames that several write at once, in portions, to a socket that takes them
@@ -143,7 +143,7 @@ func readUnit(r io.Reader) (op byte, payload []byte, err error) {
 func TestIdleSocketsAreWrittenToDirectly(t *testing.T) {
 	var wg sync.WaitGroup
 	q, client := onSocket(t, &wg)
-	q.run = func(func()) { t.Error("a goroutine was started") }
+	q.cfg.run = func(func()) { t.Error("a goroutine was started") }
 	for range 3 {
 		for range 5 {
 			q.deliver(frameOf(100))

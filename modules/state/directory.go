@@ -203,9 +203,14 @@ func (d Directory) AdmitMany(ctx context.Context, req *v1.AdmitManyRequest) (*v1
 		who, at = append(who, login{im.UserID(r.UserId), im.LoginID(r.LoginId), r.IssuedMs}), append(at, i)
 	}
 	epoch := c.store.DataEpoch()
+	welcome := &v1.AdmitAnswer{Response: &v1.AdmitResponse{DataEpoch: epoch}} // one for all: nobody changes an answer
 	for i, v := range c.logins.admitMany(ctx, who) {
 		if v.err != nil {
 			res.Answers[at[i]] = &v1.AdmitAnswer{Error: im.Wire(storeErr(op, v.err))}
+			continue
+		}
+		if v.refused == "" {
+			res.Answers[at[i]] = welcome
 			continue
 		}
 		res.Answers[at[i]] = &v1.AdmitAnswer{Response: &v1.AdmitResponse{RefusedReason: v.refused, DataEpoch: epoch}}

@@ -92,6 +92,14 @@ func (h *cache) remove(c *conversation) {
 	c.weight = 0
 }
 
+// shrink drops what was not used lately, until a tenth of the bound is left. Only
+// between transactions.
+func (h *cache) shrink() {
+	for h.weight > cacheWeight/10 {
+		h.remove(h.order.Back().Value.(*conversation))
+	}
+}
+
 // trim enforces the bounds. Only between transactions: what one has changed in
 // memory must stay until it is flushed.
 func (h *cache) trim() {

@@ -18,6 +18,8 @@ type conn struct {
 	db    *sql.DB
 	c     *sql.Conn
 	stmts map[string]*sql.Stmt
+	room  room // zero = what SQLite takes by itself, for ever
+	calm  bool // it has the room of a calm store
 }
 
 // open connects if that is not done.
@@ -29,7 +31,7 @@ func (c *conn) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.c, c.stmts = sc, map[string]*sql.Stmt{}
+	c.c, c.stmts, c.calm = sc, map[string]*sql.Stmt{}, false
 	return nil
 }
 

@@ -55,10 +55,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	w.db, err = connect(o.Path, 1, "rwc", "busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)",
-		fmt.Sprintf("wal_autocheckpoint(%d)", logPagesAtMost), "journal_size_limit(67108864)", "cache_size(-65536)", "temp_store(MEMORY)")
+		fmt.Sprintf("wal_autocheckpoint(%d)", logPagesAtMost), "journal_size_limit(67108864)", writerRoom.pragma(), "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
+	w.room = writerRoom
 	if err := migrate(ctx, w.db); err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := w.row(sqlFeeding, nil, &w.feeding); err != nil {
 		return nil, err
 	}
-	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", "cache_size(-16384)", "temp_store(MEMORY)")
+	rdb, err := connect(o.Path, readers, "ro", "busy_timeout(5000)", "query_only(1)", readerRoom.pragma(), "temp_store(MEMORY)")
 	if err != nil {
 		return nil, err
 	}
@@ -91,10 +92,12 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	s := &Store{w: w, readers: make(chan *conn, readers), checkpoints: cp}
 	s.intake.Know = s.knowAll
 	for range readers {
-		c := &conn{db: rdb}
+		c := &conn{db: rdb, room: readerRoom}
 		s.all = append(s.all, c)
 		s.readers <- c
 	}
+	s.calmer = newCalmer(s)
+	go s.calmer.run()
 	return s, nil
 }
 

@@ -32,6 +32,7 @@ type Store struct {
 	closing atomic.Bool
 
 	checkpoints *checkpointer
+	calmer      *calmer
 }
 
 var _ store.MessageStore = (*Store)(nil)
@@ -82,6 +83,9 @@ func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
 	if err := c.open(ctx); err != nil {
 		return err
 	}
+	if err := c.fit(&s.w.bustle); err != nil {
+		return errors.Join(err, c.drop())
+	}
 	if _, err := c.exec("BEGIN"); err != nil {
 		return errors.Join(err, c.drop())
 	}
@@ -122,6 +126,7 @@ func (s *Store) Close() error {
 	s.closing.Store(true)
 	s.intake.Close()
 	s.checkpoints.end()
+	s.calmer.end()
 	s.w.turn <- struct{}{}
 	defer func() { <-s.w.turn }()
 	if s.w.closed {

@@ -23,6 +23,7 @@ type writer struct {
 	turn chan struct{} // capacity 1: who puts into it may write
 
 	committed atomic.Int64 // commits, for everybody; behind it for a moment
+	bustle    bustle       // of all connections
 
 	// All below belongs to the holder of the turn.
 	conn
@@ -115,6 +116,9 @@ func (w *writer) begin(ctx context.Context) error {
 	}
 	if err := w.open(ctx); err != nil {
 		return err
+	}
+	if err := w.fit(&w.bustle); err != nil {
+		return errors.Join(err, w.drop())
 	}
 	s, err := w.stmt("BEGIN IMMEDIATE")
 	if err != nil {
