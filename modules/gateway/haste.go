@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"runtime/debug"
+	runtimemetrics "runtime/metrics"
 	"sync"
 	"time"
 )
@@ -20,28 +21,37 @@ const (
 // through all that many connections hold time after time. A limit of memory holds as
 // before, and a share that the operator has chosen stays. Safe for concurrent use.
 type haste struct {
-	set func(percent int) (before int) // how much garbage may gather
+	get func() (percent uint64)        // how much garbage may gather
+	set func(percent int) (before int) // lets so much gather
 
 	mu   sync.Mutex
 	on   bool
 	seen time.Time // the last sign of a wave
 }
 
-func newHaste() *haste { return &haste{set: debug.SetGCPercent} }
+func newHaste() *haste { return &haste{get: gcPercent, set: debug.SetGCPercent} }
+
+// gcPercent is how much garbage may gather now. To look it up by setting it could
+// begin a collection.
+func gcPercent() uint64 {
+	s := []runtimemetrics.Sample{{Name: "/gc/gogc:percent"}}
+	runtimemetrics.Read(s)
+	if s[0].Value.Kind() != runtimemetrics.KindUint64 {
+		return 0
+	}
+	return s[0].Value.Uint64()
+}
 
 // wave notes a sign of a wave: so many logins wait that a group of them was full.
 func (h *haste) wave(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.seen = now
-	if h.on {
+	if h.on || h.get() != usualGarbage { // another share is not ours to change
 		return
 	}
-	if before := h.set(waveGarbage); before == usualGarbage {
-		h.on = true
-	} else {
-		h.set(before) // it is not ours to change
-	}
+	h.on = true
+	h.set(waveGarbage)
 }
 
 // step ends a wave that is over.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"runtime/debug"
 	"testing"
 	"time"
 )
@@ -20,7 +21,16 @@ func TestHaste(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			force := tt.before
-			h := &haste{set: func(percent int) (before int) { before, force = force, percent; return before }}
+			h := &haste{
+				get: func() uint64 { return uint64(force) },
+				set: func(percent int) (before int) {
+					if tt.before != usualGarbage {
+						t.Errorf("%d was set", percent)
+					}
+					before, force = force, percent
+					return before
+				},
+			}
 			for at := time.Duration(0); at <= 5*time.Second; at += 100 * time.Millisecond {
 				for _, w := range tt.waves {
 					if w == at {
@@ -36,5 +46,16 @@ func TestHaste(t *testing.T) {
 				t.Errorf("at the end: %d", force)
 			}
 		})
+	}
+}
+
+func TestTheShareOfGarbageIsRead(t *testing.T) {
+	for _, want := range []int{75, 100} {
+		before := debug.SetGCPercent(want)
+		got := gcPercent()
+		debug.SetGCPercent(before)
+		if got != uint64(want) {
+			t.Errorf("%d is read as %d", want, got)
+		}
 	}
 }

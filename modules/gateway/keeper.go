@@ -164,10 +164,13 @@ func (k *keeper) run(ctx context.Context) {
 		var of missed // the round
 		for l := range groups {
 			unanswered := k.readmit(ctx, l.sessions)
+			if ctx.Err() != nil { // the directory has not failed, the node stops
+				continue
+			}
 			k.g.m.unchecked.WithLabelValues("unanswered").Add(float64(unanswered.n))
 			of.add(unanswered)
 			of.add(missed{n: l.others, noRoom: l.others})
-			if l.last && ctx.Err() == nil {
+			if l.last {
 				of.tell(k.g.Log)
 			}
 		}

@@ -228,14 +228,14 @@ func (s *session) begun() bool {
 // message reads one envelope and handles its frames in order. It returns
 // errors of the socket only.
 func (s *session) message(r io.Reader) error {
-	pool := &buffers
+	pool, most := &buffers, 2*protocol.MaxTextEnvelope
 	if s.pending {
-		pool = &helloBuffers
+		pool, most = &helloBuffers, helloBufferMost
 	}
 	buf := pool.Get().(*[]byte)
 	data, err := readAll(r, (*buf)[:0])
 	*buf = data[:0]
-	if cap(data) <= 2*protocol.MaxTextEnvelope {
+	if cap(data) <= most {
 		defer pool.Put(buf) // decoded frames share no memory with it
 	}
 	if err != nil {

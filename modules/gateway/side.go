@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
 )
@@ -21,6 +22,10 @@ const (
 	// controlBuffer holds one whole control frame, so that the library writes
 	// each with a single call.
 	controlBuffer = 256
+	// controlPatience is how much of the library's time for a control frame must be left
+	// when it is read. The library closes the side when that time is over, and may still
+	// do so just after it has answered.
+	controlPatience = 4 * time.Second
 	// spareShare is the part of the sides not needed for a tidyStep that is given up
 	// then: a burst leaves its sides to one that comes within some ten seconds.
 	spareShare = 8
@@ -28,8 +33,8 @@ const (
 
 // side is the server's side of a WebSocket as the library keeps it, with its buffers.
 // Between two messages the library remembers nothing of a connection, as there is no
-// compression. So a connection that is parked has no side, and the next one that is
-// woken goes on with the one it had.
+// compression, but that a control frame took long. So a connection that is parked has
+// no side, and the next one that is woken goes on with the one it had.
 //
 // To the library a side is the connection: it reads from it and writes only control
 // frames, which go the way of all frames: through the queue. Closing it does nothing:
@@ -41,6 +46,7 @@ type side struct {
 	out      *bufio.Writer
 	lent     *lending // the buffers of in and out; nil = they have their own, or none
 	session  *session // whose it is; nil = nobody's
+	late     bool     // a control frame took so long that the library may yet close this
 }
 
 // lending is a pair of buffers that busy connections have.
@@ -104,7 +110,20 @@ func (d *side) Write(p []byte) (int, error) {
 func (d *side) Close() error { return nil }
 
 // pinged is told of each ping; false = it gets no pong.
-func (d *side) pinged(context.Context, []byte) bool { return d.session.pinged() }
+func (d *side) pinged(ctx context.Context, _ []byte) bool {
+	d.look(ctx)
+	return d.session.pinged()
+}
+
+// ponged is told of each pong. Nobody waits for one.
+func (d *side) ponged(ctx context.Context, _ []byte) { d.look(ctx) }
+
+// look looks at how long the control frame has taken of which ctx is.
+func (d *side) look(ctx context.Context) {
+	if until, ok := ctx.Deadline(); ok && time.Until(until) < controlPatience {
+		d.late = true
+	}
+}
 
 // accept has the library do the handshake of a request. w is where the answer goes,
 // and gives the side up to the library when it is hijacked.
@@ -113,6 +132,7 @@ func (d *side) accept(w http.ResponseWriter, r *http.Request, subprotocols ...st
 		Subprotocols:       subprotocols,
 		InsecureSkipVerify: true, // examine checks the origin, more strictly
 		OnPingReceived:     d.pinged,
+		OnPongReceived:     d.ponged,
 	})
 	return err
 }
@@ -163,6 +183,10 @@ func (ds *sides) take() *side {
 // giveBack takes the side of a session that stands between two messages, with nothing
 // in its buffers.
 func (ds *sides) giveBack(d *side) {
+	if d.late { // it is for nobody else
+		d.end()
+		return
+	}
 	d.strip()
 	d.session = nil
 	ds.mu.Lock()

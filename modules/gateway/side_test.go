@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -165,5 +166,24 @@ func TestSidesAreTrimmed(t *testing.T) {
 	ds.empty()
 	if n := len(ds.spare); n != 0 {
 		t.Errorf("%d are left of all", n)
+	}
+}
+
+// The library may still close a side whose last control frame took nearly all of its
+// time: nobody else gets it.
+func TestASideWithASlowControlFrameIsNotLentOn(t *testing.T) {
+	for _, tt := range []struct {
+		left time.Duration // of the time for the frame
+		kept int
+	}{{5 * time.Second, 1}, {3 * time.Second, 0}, {-time.Second, 0}} {
+		var ds sides
+		d := ds.lend(&session{enc: protocol.JSON})
+		ctx, cancel := context.WithTimeout(t.Context(), tt.left)
+		d.ponged(ctx, nil)
+		cancel()
+		ds.giveBack(d)
+		if n := len(ds.spare); n != tt.kept {
+			t.Errorf("%v left: %d are kept", tt.left, n)
+		}
 	}
 }

@@ -204,7 +204,7 @@ func (g *Gateway) setCeiling() {
 		files = 1 << 10
 	}
 	g.files = files
-	if most, possible := g.ceiling(files), int(files)-spareFiles; g.cfg.MaxConnections > possible {
+	if most := g.ceiling(files); g.cfg.MaxConnections > most {
 		g.Log.Warn("more connections are allowed than the process may open files; raise LimitNOFILE or lower gateway.max_connections",
 			zap.Int("max_connections", g.cfg.MaxConnections), zap.Uint64("open_files", files), zap.Int("taken_at_most", most))
 	}

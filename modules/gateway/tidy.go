@@ -15,6 +15,9 @@ const (
 	tidyPause = 20 * time.Second
 	// tidyLeast is how large the heap must be for it, in bytes.
 	tidyLeast = 64 << 20
+	// tidyConns is how many connections there must be, or have been at the last time:
+	// what few leave behind is little, and the rest of the process is not idle with them.
+	tidyConns = 1000
 	// tidyGrowth is how much more memory than after the last time makes it worth it.
 	tidyGrowth = 1.1
 )
@@ -40,6 +43,8 @@ func (t *tidy) step(now time.Time, conns, parked int, resident uint64) bool {
 	case came > conns/100:
 		t.wave = true
 		return false // they still come
+	case max(conns, t.had) < tidyConns:
+		return false
 	case parked < conns-conns/4:
 		return false // busy
 	case resident < tidyLeast || now.Sub(t.before) < tidyPause:

@@ -22,11 +22,12 @@ func TestTidy(t *testing.T) {
 			{time.Second, 10_000, 8000, 500 * mib, true},
 		},
 		"not again at once": {
-			{time.Minute, 0, 0, 100 * mib, true},
-			{19 * time.Second, 0, 0, 200 * mib, false},
-			{time.Second, 0, 0, 200 * mib, true},
-			{time.Minute, 0, 0, 210 * mib, false}, // it is not worth it
-			{time.Minute, 0, 0, 230 * mib, true},
+			{time.Minute, 1000, 0, 100 * mib, false},
+			{time.Minute, 1000, 1000, 100 * mib, true},
+			{19 * time.Second, 1000, 1000, 200 * mib, false},
+			{time.Second, 1000, 1000, 200 * mib, true},
+			{time.Minute, 1000, 1000, 210 * mib, false}, // it is not worth it
+			{time.Minute, 1000, 1000, 230 * mib, true},
 		},
 		"when most have left": {
 			{time.Minute, 10_000, 0, 300 * mib, false},
@@ -40,7 +41,8 @@ func TestTidy(t *testing.T) {
 			{time.Second, 10_000, 10_000, 300 * mib, true},
 			{time.Minute, 10_200, 10_000, 600 * mib, false},
 		},
-		"a small heap": {{time.Minute, 10, 0, 30 * mib, false}, {time.Minute, 10, 10, 60 * mib, false}},
+		"few connections": {{time.Minute, 999, 0, 100 * mib, false}, {time.Minute, 999, 999, 300 * mib, false}},
+		"a small heap":    {{time.Minute, 1000, 0, 30 * mib, false}, {time.Minute, 1000, 1000, 60 * mib, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var td tidy

@@ -329,6 +329,9 @@ func closeFrame(code int, reason string) []byte {
 	return append(b, reason...)
 }
 
+// helloBufferMost is how long a buffer of helloBuffers may have become.
+const helloBufferMost = 4096
+
 // buffers are message buffers, shared by all connections, and helloBuffers those of
 // the first messages. These are short, and kept until the login has had its turn.
 var (

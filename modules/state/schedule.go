@@ -212,8 +212,8 @@ func scheduledOf(r *v1.ScheduleRequest) (m store.Scheduled, err error) {
 	switch {
 	case r.ConversationId == "":
 		return m, badRequest(opSchedule, "no conversation is named")
-	case !protocol.ValidUUID4(r.RequestId):
-		return m, badRequest(opSchedule, "request_id is not a UUID of version 4 in lower case")
+	case !protocol.ValidUUID(r.RequestId):
+		return m, badRequest(opSchedule, "request_id is not a UUID of version 4 or 7 in lower case")
 	case len(r.BodyHash) != len(m.BodyHash):
 		return m, badRequest(opSchedule, "body_hash is not 32 bytes")
 	case r.UserId != "" && !protocol.ValidID(r.UserId), r.PeerId != "" && !protocol.ValidID(r.PeerId):

@@ -111,7 +111,7 @@ func TestRepeatsOfSchedules(t *testing.T) {
 			s := send(key)
 			return n.Schedule(n.ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: id, Content: s.Content, BodyHash: s.BodyHash, SendAtMs: at.UnixMilli()})
 		}
-		id, at := uuid.NewString(), time.Now().Add(time.Hour)
+		id, at := uuid.Must(uuid.NewV7()).String(), time.Now().Add(time.Hour)
 		first, err := ask(id, at, "a")
 		if err != nil || first.Duplicate {
 			t.Fatal(first, err)
@@ -328,7 +328,7 @@ func TestSimultaneousSchedules(t *testing.T) {
 // The same of announcements; and they come in pages.
 func TestRepeatsOfAnnouncements(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
-		id, until := uuid.NewString(), time.Now().Add(time.Hour)
+		id, until := uuid.Must(uuid.NewV7()).String(), time.Now().Add(time.Hour)
 		ask := func(id, text string) (*v1.AnnounceResponse, error) {
 			return n.dir.Announce(n.ctx, &v1.AnnounceRequest{RequestId: id, Text: text, ExpiresMs: until.UnixMilli()})
 		}
