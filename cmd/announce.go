@@ -59,15 +59,15 @@ func newAnnounceSend(a *app) *cobra.Command {
 	}
 	f := addServer(a, c, "ops listener")
 	life := c.Flags().Duration("for", 24*time.Hour, "how long it is shown")
-	id := c.Flags().String("id", "", "request id, a UUID of version 4; the same one again announces nothing new (default: a new one)")
+	id := c.Flags().String("id", "", "request id, a UUID of version 4 or 7; the same one again announces nothing new (default: a new one)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if *life <= 0 {
 			return usagef("--for: %v is not above 0", *life)
 		}
 		if *id == "" {
 			*id = imd.NewID()
-		} else if !protocol.ValidUUID4(*id) {
-			return usagef("--id: %q is not a UUID of version 4 in lower case", *id)
+		} else if !protocol.ValidUUID(*id) {
+			return usagef("--id: %q is not a UUID of version 4 or 7 in lower case", *id)
 		}
 		svc, err := f.announcementService()
 		if err != nil {

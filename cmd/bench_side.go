@@ -8,13 +8,13 @@ import (
 
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connecthttp"
-	"github.com/google/uuid"
 
 	"github.com/imdhq/imd/pkg/auth"
 	"github.com/imdhq/imd/pkg/bench"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
 	"github.com/imdhq/imd/proto/gen/public/imd/v1/imdv1connect"
+	imd "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/gen/imdv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -95,12 +95,12 @@ func (s *benchSide) group(ctx context.Context, owner string, members []string) (
 		return "", err
 	}
 	first := members[:min(len(members), protocol.MaxAddMembers)]
-	made, err := api.Create(ctx, &imdv1.CreateRequest{RequestId: uuid.NewString(), Name: "bench", UserIds: first})
+	made, err := api.Create(ctx, &imdv1.CreateRequest{RequestId: imd.NewID(), Name: "bench", UserIds: first})
 	if err != nil {
 		return "", err
 	}
 	for rest := range slices.Chunk(members[len(first):], protocol.MaxAddMembers) {
-		if _, err := api.AddMembers(ctx, &imdv1.AddMembersRequest{ConversationId: made.ConversationId, RequestId: uuid.NewString(), UserIds: rest}); err != nil {
+		if _, err := api.AddMembers(ctx, &imdv1.AddMembersRequest{ConversationId: made.ConversationId, RequestId: imd.NewID(), UserIds: rest}); err != nil {
 			return "", err
 		}
 	}

@@ -57,7 +57,7 @@ again, with the same --at, gets the first answer.`,
 		Args:    cobra.MinimumNArgs(1),
 	}
 	f := addPerson(a, c)
-	id := c.Flags().String("id", "", "request id, a UUID of version 4 (default: a new one)")
+	id := c.Flags().String("id", "", "request id, a UUID of version 4 or 7 (default: a new one)")
 	in := c.Flags().Duration("in", 0, "send it after this long, such as 90m")
 	at := c.Flags().String("at", "", "send it at this time, such as 2027-01-01T00:00:00Z")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -68,8 +68,8 @@ again, with the same --at, gets the first answer.`,
 		if err != nil {
 			return err
 		}
-		if *id != "" && !protocol.ValidUUID4(*id) {
-			return usagef("--id: %q is not a UUID of version 4 in lower case", *id)
+		if *id != "" && !protocol.ValidUUID(*id) {
+			return usagef("--id: %q is not a UUID of version 4 or 7 in lower case", *id)
 		}
 		if *id != "" && *in > 0 {
 			return usagef("--id needs --at: with --in each run names another time")

@@ -38,15 +38,15 @@ duplicate.`,
 	}
 	f := addPerson(a, c)
 	var id string
-	c.Flags().StringVar(&id, "id", "", "client message id, a UUID of version 4 (default: a new one)")
+	c.Flags().StringVar(&id, "id", "", "client message id, a UUID of version 4 or 7 (default: a new one)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := f.check(true); err != nil {
 			return err
 		}
 		if id == "" {
 			id = imd.NewID()
-		} else if !protocol.ValidUUID4(id) {
-			return usagef("--id: %q is not a UUID of version 4 in lower case", id)
+		} else if !protocol.ValidUUID(id) {
+			return usagef("--id: %q is not a UUID of version 4 or 7 in lower case", id)
 		}
 		text := strings.Join(args, " ")
 		if text == "-" {

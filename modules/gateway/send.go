@@ -90,8 +90,8 @@ func validConversation(s string) bool { return len(s) > 2 && s[1] == '_' && prot
 
 // checkSend finds what can never be stored; nil = nothing.
 func checkSend(m *clientv1.Send) *clientv1.Error {
-	if !protocol.ValidUUID4(m.ClientMessageId) {
-		return protocol.NewError("bad_request", "client_message_id must be a UUID of version 4 in lower case", 0)
+	if !protocol.ValidUUID(m.ClientMessageId) {
+		return protocol.NewError("bad_request", "client_message_id must be a UUID of version 4 or 7 in lower case", 0)
 	}
 	switch m.Kind {
 	case clientv1.EntryKind_ENTRY_KIND_EDIT, clientv1.EntryKind_ENTRY_KIND_RECALL, clientv1.EntryKind_ENTRY_KIND_REACTION:

@@ -112,6 +112,7 @@ func TestIllFormedSendsFailAndTheConnectionStays(t *testing.T) {
 		"bad user":         {numbered(1, "a b"), "invalid_id"},
 		"bad conversation": {&clientv1.Send{To: &clientv1.Send_ConversationId{ConversationId: "x"}, ClientMessageId: uuidOf(1), Content: testenv.Text("x")}, "invalid_id"},
 		"no uuid":          {&clientv1.Send{To: &clientv1.Send_ToUser{ToUser: "bob"}, ClientMessageId: "1", Content: testenv.Text("x")}, "bad_request"},
+		"a uuid of 8":      {&clientv1.Send{To: &clientv1.Send_ToUser{ToUser: "bob"}, ClientMessageId: "00000000-0000-8000-8000-000000000001", Content: testenv.Text("x")}, "bad_request"},
 		"no content":       {&clientv1.Send{To: &clientv1.Send_ToUser{ToUser: "bob"}, ClientMessageId: uuidOf(1)}, "bad_request"},
 		"too large":        {&clientv1.Send{To: &clientv1.Send_ToUser{ToUser: "bob"}, ClientMessageId: uuidOf(1), Content: testenv.Text(long + "x")}, "too_large"},
 		"recall":           {&clientv1.Send{To: &clientv1.Send_ToUser{ToUser: "bob"}, ClientMessageId: uuidOf(1), Kind: clientv1.EntryKind_ENTRY_KIND_RECALL}, "unsupported"},

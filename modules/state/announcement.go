@@ -29,8 +29,8 @@ func (d Directory) Announce(ctx context.Context, req *v1.AnnounceRequest) (*v1.A
 	now := time.Now().Truncate(time.Millisecond)
 	a := store.Announcement{RequestID: im.ClientMessageID(req.RequestId), Text: req.Text, Created: now, Expires: time.UnixMilli(req.ExpiresMs)}
 	switch {
-	case !protocol.ValidUUID4(req.RequestId):
-		return nil, badRequest(op, "request_id is not a UUID of version 4 in lower case")
+	case !protocol.ValidUUID(req.RequestId):
+		return nil, badRequest(op, "request_id is not a UUID of version 4 or 7 in lower case")
 	case len(a.Text) > maxAnnouncement:
 		return nil, im.Errorf(clientv1.Reason_REASON_TOO_LARGE, op, "the text is longer than %d bytes", maxAnnouncement)
 	case strings.TrimSpace(a.Text) == "" || !utf8.ValidString(a.Text) || strings.IndexByte(a.Text, 0) >= 0:
@@ -45,15 +45,16 @@ func (d Directory) Announce(ctx context.Context, req *v1.AnnounceRequest) (*v1.A
 	if !a.Expires.After(now) {
 		return announcedBefore(ctx, c, &a, badRequest(op, "expires_ms is in the past"))
 	}
+	var got store.Announcement // not a, which each run needs
 	var before bool
 	err = settleCall(ctx, func() (err error) {
-		a, before, err = c.store.PutAnnouncement(ctx, a)
+		got, before, err = c.store.PutAnnouncement(ctx, a)
 		return err
 	})
 	if err != nil {
 		return nil, storeErr(op, err)
 	}
-	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&a), Duplicate: before}, nil
+	return &v1.AnnounceResponse{Announcement: wireAnnouncement(&got), Duplicate: before}, nil
 }
 
 // announcedBefore answers a call that is refused: as at first if its request was

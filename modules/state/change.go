@@ -74,8 +74,8 @@ func changeOf(req *v1.ChangeRequest) (c store.Change, err error) {
 	switch {
 	case req.UserId != "" && !protocol.ValidID(req.UserId):
 		return c, im.Errorf(clientv1.Reason_REASON_INVALID_ID, opChange, "the user id is malformed")
-	case !protocol.ValidUUID4(req.RequestId):
-		return c, badRequest(opChange, "request_id is not a UUID of version 4 in lower case")
+	case !protocol.ValidUUID(req.RequestId):
+		return c, badRequest(opChange, "request_id is not a UUID of version 4 or 7 in lower case")
 	case create != (req.ConversationId == ""):
 		return c, badRequest(opChange, "a conversation id is missing, or given for a new group")
 	case c.Conversation.Direct():

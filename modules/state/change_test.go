@@ -71,6 +71,8 @@ func TestChangeChecks(t *testing.T) {
 		"no role":             {changeRequest("k", &v1.ChangeRequest_SetRole{SetRole: &v1.SetRole{UserId: "bob"}}), "bad_request"},
 		"role of nobody":      {changeRequest("k", &v1.ChangeRequest_SetRole{SetRole: &v1.SetRole{Role: clientv1.Role_ROLE_ADMIN}}), "invalid_id"},
 		"request id":          {with(changeRequest("k", add("bob")), func(r *v1.ChangeRequest) { r.RequestId = "x" }), "bad_request"},
+		"version 7":           {with(changeRequest("k", add("bob")), func(r *v1.ChangeRequest) { r.RequestId = "019ad5f0-6f0e-7c1e-9d27-3b1f6a2e7c01" }), ""},
+		"version 1":           {with(changeRequest("k", add("bob")), func(r *v1.ChangeRequest) { r.RequestId = "019ad5f0-6f0e-1c1e-9d27-3b1f6a2e7c01" }), "bad_request"},
 		"direct":              {with(changeRequest("k", add("bob")), func(r *v1.ChangeRequest) { r.ConversationId = "d_x" }), "forbidden"},
 		"no conversation":     {with(changeRequest("k", add("bob")), func(r *v1.ChangeRequest) { r.ConversationId = "" }), "bad_request"},
 		"create with an id":   {with(changeRequest("k", create("n")), func(r *v1.ChangeRequest) { r.ConversationId = "g_9" }), "bad_request"},

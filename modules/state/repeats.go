@@ -72,7 +72,7 @@ func (r *repeats) lookUp(ctx context.Context, epoch string, runs []*v1.Run) look
 	var places []spot
 	for i, run := range runs {
 		for j, s := range run.GetSends() {
-			if s.Resend && len(s.BodyHash) == 32 && protocol.ValidUUID4(s.ClientMessageId) && protocol.ValidID(run.ConversationId) &&
+			if s.Resend && len(s.BodyHash) == 32 && protocol.ValidUUID(s.ClientMessageId) && protocol.ValidID(run.ConversationId) &&
 				(run.UserId == "" || protocol.ValidID(run.UserId)) {
 				keys = append(keys, dedup.Key{
 					DataEpoch: epoch, Conversation: im.ConversationID(run.ConversationId), Sender: im.UserID(run.UserId),

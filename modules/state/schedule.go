@@ -149,16 +149,18 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 		return nil, &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: opSchedule, Msg: "no id can be made now", Err: err}
 	}
 	m.ID, m.ClientMessageID = int64(id), scheduledMessageID(int64(id))
-	var before bool
+	var got store.Scheduled // not m, which each run needs
+	var before, unsure bool
 	err = settleCall(ctx, func() (err error) {
-		m, before, err = c.store.PutScheduled(ctx, m, scheduleUser.In(s.current()))
+		got, before, err = c.store.PutScheduled(ctx, m, scheduleUser.In(s.current()))
+		unsure = unsure || errors.Is(err, store.ErrUnknownOutcome)
 		return err
 	})
+	isStored = unsure || err == nil && !before // if it is not after all, the next count corrects that
 	if err != nil {
 		return nil, storeErr(opSchedule, err)
 	}
-	isStored = !before
-	return &v1.ScheduleResponse{Scheduled: wireScheduled(&m), Duplicate: before}, nil
+	return &v1.ScheduleResponse{Scheduled: wireScheduled(&got), Duplicate: before}, nil
 }
 
 // refuseSchedule is why nothing can be scheduled as m asks for, whoever asks; nil
@@ -210,8 +212,8 @@ func scheduledOf(r *v1.ScheduleRequest) (m store.Scheduled, err error) {
 	switch {
 	case r.ConversationId == "":
 		return m, badRequest(opSchedule, "no conversation is named")
-	case !protocol.ValidUUID4(r.RequestId):
-		return m, badRequest(opSchedule, "request_id is not a UUID of version 4 in lower case")
+	case !protocol.ValidUUID(r.RequestId):
+		return m, badRequest(opSchedule, "request_id is not a UUID of version 4 or 7 in lower case")
 	case len(r.BodyHash) != len(m.BodyHash):
 		return m, badRequest(opSchedule, "body_hash is not 32 bytes")
 	case r.UserId != "" && !protocol.ValidID(r.UserId), r.PeerId != "" && !protocol.ValidID(r.PeerId):

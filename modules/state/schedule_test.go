@@ -2,6 +2,7 @@ package state
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/store/rules"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -21,9 +23,26 @@ type agenda struct {
 	slow   time.Duration // that counting takes
 }
 
-func (m *memStore) PutScheduled(_ context.Context, row store.Scheduled, _ int) (store.Scheduled, bool, error) {
-	err := m.do("PutScheduled", func() error { m.agenda.rows = append(m.agenda.rows, row); return nil })
-	return row, false, err
+// PutScheduled returns no row with an error, as the drivers do.
+func (m *memStore) PutScheduled(_ context.Context, row store.Scheduled, _ int) (got store.Scheduled, before bool, err error) {
+	err = m.do("PutScheduled", func() error {
+		for _, had := range m.agenda.rows {
+			if had.RequestID == row.RequestID && had.Sender == row.Sender {
+				got, before = had, true
+				return rules.SameScheduled("store.PutScheduled", &had, &row)
+			}
+		}
+		if row.Conversation == "" {
+			return rules.NotMember("store.PutScheduled", row.Conversation)
+		}
+		m.agenda.rows = append(m.agenda.rows, row)
+		got = row
+		return nil
+	})
+	if err != nil {
+		return store.Scheduled{}, false, err
+	}
+	return got, before, nil
 }
 
 func (m *memStore) Scheduled(_ context.Context, q store.ScheduledQuery) (out []store.Scheduled, err error) {
@@ -44,13 +63,24 @@ func (m *memStore) ScheduledCounts(context.Context) (n store.ScheduledCounts, er
 	return n, err
 }
 
-func (m *memStore) PutAnnouncement(_ context.Context, a store.Announcement) (store.Announcement, bool, error) {
-	err := m.do("PutAnnouncement", func() error {
-		a.Seq = int64(len(m.agenda.posted) + 1)
-		m.agenda.posted = append(m.agenda.posted, a)
+// PutAnnouncement returns none with an error, as the drivers do.
+func (m *memStore) PutAnnouncement(_ context.Context, a store.Announcement) (got store.Announcement, before bool, err error) {
+	err = m.do("PutAnnouncement", func() error {
+		for _, had := range m.agenda.posted {
+			if had.RequestID == a.RequestID {
+				got, before = had, true
+				return rules.SameAnnouncement("store.PutAnnouncement", &had, &a)
+			}
+		}
+		got = a
+		got.Seq = int64(len(m.agenda.posted) + 1)
+		m.agenda.posted = append(m.agenda.posted, got)
 		return nil
 	})
-	return a, false, err
+	if err != nil {
+		return store.Announcement{}, false, err
+	}
+	return got, before, nil
 }
 
 func (m *memStore) Announcements(_ context.Context, q store.AnnouncementQuery) (out []store.Announcement, err error) {
@@ -81,7 +111,7 @@ func TestRepeatsOfSchedules(t *testing.T) {
 			s := send(key)
 			return n.Schedule(n.ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: id, Content: s.Content, BodyHash: s.BodyHash, SendAtMs: at.UnixMilli()})
 		}
-		id, at := uuid.NewString(), time.Now().Add(time.Hour)
+		id, at := uuid.Must(uuid.NewV7()).String(), time.Now().Add(time.Hour)
 		first, err := ask(id, at, "a")
 		if err != nil || first.Duplicate {
 			t.Fatal(first, err)
@@ -104,6 +134,53 @@ func TestRepeatsOfSchedules(t *testing.T) {
 		repeat("the time is past", clientv1.Reason_REASON_BAD_REQUEST, at)
 		if rows := len(n.st.agenda.rows); rows != 1 {
 			t.Errorf("%d rows", rows)
+		}
+	})
+}
+
+// unsureOnce makes the next call of op end with an unknown outcome: before it wrote
+// anything, or after it.
+func (m *memStore) unsureOnce(op string, after bool) {
+	var done atomic.Bool
+	m.setFault(func(of string, late bool) error {
+		if of == op && late == after && !done.Swap(true) {
+			return store.ErrUnknownOutcome
+		}
+		return nil
+	})
+}
+
+// A call whose outcome is unknown is run again as it was, whether or not it wrote.
+func TestUnknownOutcomesOfWhatIsSaidLater(t *testing.T) {
+	serve(t, func(t *testing.T, n *node) {
+		for i, after := range []bool{false, true} {
+			n.st.unsureOnce("PutScheduled", after)
+			s := send("a")
+			asked := &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: uuid.NewString(), Content: s.Content,
+				BodyHash: s.BodyHash, SendAtMs: time.Now().Add(time.Hour).UnixMilli()}
+			got, err := n.Schedule(n.ctx, asked)
+			if err != nil {
+				t.Fatalf("wrote %v: %v", after, err)
+			}
+			if rows := n.st.agenda.rows; len(rows) != i+1 || string(rows[i].RequestID) != asked.RequestId {
+				t.Errorf("wrote %v: the rows are %+v", after, rows)
+			}
+			if m := got.Scheduled; m.Sender != "ann" || m.ConversationId != "g_1" || m.ScheduledId == 0 || got.Duplicate != after {
+				t.Errorf("wrote %v: the answer is %v", after, got)
+			}
+
+			n.st.unsureOnce("PutAnnouncement", after)
+			id := uuid.NewString()
+			told, err := n.dir.Announce(n.ctx, &v1.AnnounceRequest{RequestId: id, Text: "soon", ExpiresMs: time.Now().Add(time.Hour).UnixMilli()})
+			if err != nil {
+				t.Fatalf("wrote %v: %v", after, err)
+			}
+			if posted := n.st.agenda.posted; len(posted) != i+1 || string(posted[i].RequestID) != id || posted[i].Text != "soon" {
+				t.Errorf("wrote %v: announced are %+v", after, posted)
+			}
+			if told.Announcement.Text != "soon" || told.Announcement.Seq != int64(i+1) {
+				t.Errorf("wrote %v: the answer is %v", after, told)
+			}
 		}
 	})
 }
@@ -160,6 +237,60 @@ func TestPlacesOfScheduledMessages(t *testing.T) {
 	})
 }
 
+// One that may be stored keeps its place until the messages are counted anew: whether
+// it turns out to be there, or to be none, or is never known.
+func TestPlacesOfUnknownOutcomes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fault func(n *node, leave func()) // sets it; leave ends the caller's wait
+		want  clientv1.Reason
+	}{
+		"it is there": {fault: func(n *node, _ func()) { n.st.unsureOnce("PutScheduled", true) }},
+		"it is refused then": {want: clientv1.Reason_REASON_NOT_MEMBER, fault: func(n *node, _ func()) {
+			var calls atomic.Int32
+			n.st.setFault(func(op string, _ bool) error {
+				switch {
+				case op != "PutScheduled":
+					return nil
+				case calls.Add(1) == 1:
+					return store.ErrUnknownOutcome
+				}
+				return im.Errorf(clientv1.Reason_REASON_NOT_MEMBER, op, "")
+			})
+		}},
+		"it is not known": {want: clientv1.Reason_REASON_UNAVAILABLE, fault: func(n *node, leave func()) {
+			n.st.setFault(func(op string, after bool) error {
+				if op == "PutScheduled" && after {
+					leave()
+					return store.ErrUnknownOutcome
+				}
+				return nil
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve(t, func(t *testing.T, n *node) {
+				ask := func(ctx context.Context) error {
+					s := send("a")
+					_, err := n.Schedule(ctx, &v1.ScheduleRequest{ConversationId: "g_1", UserId: "ann", RequestId: uuid.NewString(), Content: s.Content,
+						BodyHash: s.BodyHash, SendAtMs: time.Now().Add(time.Hour).UnixMilli()})
+					return err
+				}
+				n.st.agenda.open = scheduleTotal.In(nil) - 1
+				ctx, leave := context.WithCancel(n.ctx)
+				defer leave()
+				tt.fault(n, leave)
+				wantReason(t, "the last place", ask(ctx), tt.want)
+				n.st.setFault(nil)
+				wantReason(t, "one too many", ask(n.ctx), clientv1.Reason_REASON_RATE_LIMITED)
+				time.Sleep(2 * time.Second) // then they are counted anew, and it is not there
+				if err := ask(n.ctx); err != nil {
+					t.Errorf("after a count: %v", err)
+				}
+			})
+		})
+	}
+}
+
 // Calls at the same time do not take more places than there are, also while the
 // messages are counted, for the first time or again.
 func TestSimultaneousSchedules(t *testing.T) {
@@ -197,7 +328,7 @@ func TestSimultaneousSchedules(t *testing.T) {
 // The same of announcements; and they come in pages.
 func TestRepeatsOfAnnouncements(t *testing.T) {
 	serve(t, func(t *testing.T, n *node) {
-		id, until := uuid.NewString(), time.Now().Add(time.Hour)
+		id, until := uuid.Must(uuid.NewV7()).String(), time.Now().Add(time.Hour)
 		ask := func(id, text string) (*v1.AnnounceResponse, error) {
 			return n.dir.Announce(n.ctx, &v1.AnnounceRequest{RequestId: id, Text: text, ExpiresMs: until.UnixMilli()})
 		}

@@ -274,6 +274,8 @@ func TestSubmitChecksEachSend(t *testing.T) {
 		want   string
 	}{
 		"uuid":       {func(_ *v1.Run, s *v1.RunSend) { s.ClientMessageId = strings.ToUpper(s.ClientMessageId) }, "fail bad_request"},
+		"version 7":  {func(_ *v1.Run, s *v1.RunSend) { s.ClientMessageId = "019ad5f0-6f0e-7c1e-9d27-3b1f6a2e7c01" }, "ok 1"},
+		"version 8":  {func(_ *v1.Run, s *v1.RunSend) { s.ClientMessageId = "019ad5f0-6f0e-8c1e-9d27-3b1f6a2e7c01" }, "fail bad_request"},
 		"edit":       {func(_ *v1.Run, s *v1.RunSend) { s.Kind = clientv1.EntryKind_ENTRY_KIND_EDIT }, "fail unsupported"},
 		"kind":       {func(_ *v1.Run, s *v1.RunSend) { s.Kind = clientv1.EntryKind_ENTRY_KIND_MEMBER_CHANGE }, "fail bad_request"},
 		"content":    {func(_ *v1.Run, s *v1.RunSend) { s.Content = nil }, "fail bad_request"},

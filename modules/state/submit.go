@@ -273,8 +273,8 @@ func checkSend(r *v1.Run, send *v1.RunSend) *im.Error {
 	switch {
 	case r.ConversationId == "":
 		return badRequest(op, "no conversation is named")
-	case !protocol.ValidUUID4(send.ClientMessageId):
-		return badRequest(op, "client_message_id is not a UUID of version 4 in lower case")
+	case !protocol.ValidUUID(send.ClientMessageId):
+		return badRequest(op, "client_message_id is not a UUID of version 4 or 7 in lower case")
 	case len(send.BodyHash) != 32:
 		return badRequest(op, "body_hash is not 32 bytes")
 	case send.TargetSeq != 0:

@@ -15,9 +15,11 @@ import (
 
 	"github.com/imdhq/imd/pkg/backoff"
 	"github.com/imdhq/imd/pkg/dedup"
+	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/module"
 	"github.com/imdhq/imd/pkg/obs"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
 
 const (
@@ -198,15 +200,19 @@ func (s *Storage) await(ctx context.Context) error {
 }
 
 // openMessages opens the message store and publishes it. After an error nothing is
-// left open.
-func (s *Storage) openMessages(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, openTime)
+// left open; it is store.ErrAway also where a server went away after it was reached.
+func (s *Storage) openMessages(outer context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(outer, openTime)
 	defer cancel()
 	defer func() {
-		if err != nil && s.messages != nil {
-			err = errors.Join(err, s.messages.Close())
-			s.messages = nil
+		if err == nil || s.messages == nil {
+			return
 		}
+		if _, shared := s.messages.(store.Occupiable); shared && outer.Err() == nil && passing(err) {
+			err = fmt.Errorf("%w: %w", store.ErrAway, err)
+		}
+		err = errors.Join(err, s.messages.Close())
+		s.messages, s.tenancy = nil, nil
 	}()
 	dsn, key := s.cfg.Messages(s.deps.DataDir)
 	if dsn, err = s.deps.Seq.numbered(dsn); err != nil {
@@ -231,6 +237,15 @@ func (s *Storage) openMessages(ctx context.Context) (err error) {
 	s.deps.Handle.SetMessages(s.messages)
 	s.deps.Log.Info("storage is open", zap.String("data_epoch", s.messages.DataEpoch()))
 	return nil
+}
+
+// passing reports whether a store that was open failed in a way that the next try to
+// open it may not meet, or tells better.
+func passing(err error) bool {
+	if errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrReadOnly) || errors.Is(err, store.ErrCorrupt) {
+		return false
+	}
+	return im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE || errors.Is(err, context.DeadlineExceeded)
 }
 
 // openDedup makes the cache of acknowledged sends. One that is away does not

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"strings"
 	"sync/atomic"
@@ -31,14 +32,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeMessages struct {
 	store.MessageStore
 	newest time.Time
+	lost   error // what the next Newest says
 	ping   func(context.Context) error
 	closed bool
 }
 
-func (f *fakeMessages) DataEpoch() string                         { return "e" }
-func (f *fakeMessages) Newest(context.Context) (time.Time, error) { return f.newest, nil }
-func (f *fakeMessages) Ping(ctx context.Context) error            { return f.ping(ctx) }
-func (f *fakeMessages) Close() error                              { f.closed = true; return nil }
+func (f *fakeMessages) DataEpoch() string              { return "e" }
+func (f *fakeMessages) Ping(ctx context.Context) error { return f.ping(ctx) }
+func (f *fakeMessages) Close() error                   { f.closed = true; return nil }
+
+func (f *fakeMessages) Newest(context.Context) (time.Time, error) {
+	err := f.lost
+	f.lost = nil
+	return f.newest, err
+}
 
 type fakeRoutes struct {
 	store.RouteStore
@@ -272,6 +279,74 @@ func TestAStoreThatIsAwayIsAwaited(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that goes away after it was opened is awaited too; a file is not, nor is
+// what waiting does not heal.
+func TestAStoreThatGoesAwayWhileItIsOpenedIsAwaited(t *testing.T) {
+	lost := &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: "store.Newest", Err: io.ErrUnexpectedEOF}
+	full := &im.Error{Reason: clientv1.Reason_REASON_UNAVAILABLE, Op: "store.Newest", Err: store.ErrFull}
+	for name, tt := range map[string]struct {
+		newest, occupy error // once
+		file, stop     bool
+		want           error
+	}{
+		"as it is read":         {newest: lost},
+		"without an answer":     {newest: context.DeadlineExceeded},
+		"as it is occupied":     {occupy: lost},
+		"a file":                {newest: lost, file: true, want: lost},
+		"a full one":            {newest: full, want: store.ErrFull},
+		"a fault":               {newest: io.ErrShortWrite, want: io.ErrShortWrite},
+		"the node has to stop":  {newest: lost, stop: true, want: lost},
+		"another server has it": {occupy: store.ErrOtherServer, want: store.ErrOtherServer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, DefaultConfig())
+				r.deps.Server = "node a"
+				r.messages.lost = tt.newest
+				opened, h := 0, &house{fails: tt.occupy}
+				ctx, stop := context.WithCancel(t.Context())
+				defer stop()
+				r.deps.Drivers.Messages["sqlite"] = func(context.Context, *url.URL, *zap.Logger) (store.MessageStore, error) {
+					if opened++; opened == 2 {
+						h.fail(nil)
+					}
+					if tt.stop {
+						stop()
+					}
+					if tt.file {
+						return r.messages, nil
+					}
+					return sharedMessages{r.messages, h}, nil
+				}
+				began := time.Now()
+				err := r.Start(ctx)
+				if !errors.Is(err, tt.want) || tt.want == nil && err != nil || errors.Is(err, store.ErrAway) {
+					t.Errorf("the start ends with %v, want %v", err, tt.want)
+				}
+				if took := time.Since(began); took > awaitMost {
+					t.Errorf("it took %v", took)
+				}
+				if again := opened == 2; again != (tt.want == nil) || !r.messages.closed {
+					t.Errorf("it was opened %d times, closed %v", opened, r.messages.closed)
+				}
+				if s := r.Ready(t.Context()); s.Ready != (tt.want == nil) {
+					t.Errorf("then the check says %+v", s)
+				}
+				h.fail(nil)
+				if err := r.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// sharedMessages is a store that several servers reach.
+type sharedMessages struct {
+	*fakeMessages
+	*house
 }
 
 func TestClockWithinBounds(t *testing.T) {

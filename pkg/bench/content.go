@@ -63,14 +63,18 @@ func stampOf(text []byte) (time.Duration, bool) {
 	return time.Duration(ns), true
 }
 
-// uuids makes random UUIDs, version 4.
-type uuids struct{ rng *rand.ChaCha8 }
+// uuids makes UUIDs of version 7: 48 bits of the time in milliseconds, then
+// random ones.
+type uuids struct {
+	rng *rand.ChaCha8
+	now func() time.Time
+}
 
 func (u *uuids) next() (out [36]byte) {
 	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:], u.rng.Uint64())
-	binary.LittleEndian.PutUint64(b[8:], u.rng.Uint64())
-	b[6], b[8] = b[6]&15|64, b[8]&63|128
+	binary.BigEndian.PutUint64(b[:], uint64(u.now().UnixMilli())<<16|u.rng.Uint64()&0xffff)
+	binary.BigEndian.PutUint64(b[8:], u.rng.Uint64())
+	b[6], b[8] = b[6]&0x0f|0x70, b[8]&0x3f|0x80
 	hex.Encode(out[:8], b[:4])
 	hex.Encode(out[9:13], b[4:6])
 	hex.Encode(out[14:18], b[6:8])

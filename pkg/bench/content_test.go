@@ -2,6 +2,7 @@ package bench
 
 import (
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,14 +38,20 @@ func TestBodiesRotate(t *testing.T) {
 }
 
 func TestIDs(t *testing.T) {
-	u := uuids{rand.NewChaCha8([32]byte{1})}
-	seen := map[[36]byte]bool{}
-	for range 1000 {
-		id := u.next()
-		if !protocol.ValidUUID4(string(id[:])) || seen[id] {
-			t.Fatalf("%s", id)
+	at := time.UnixMilli(0x019a_d5f0_6f0e)
+	u := uuids{rand.NewChaCha8([32]byte{1}), func() time.Time { return at }}
+	seen := map[string]bool{}
+	for range 10_000 {
+		b := u.next()
+		id := string(b[:])
+		if !protocol.ValidUUID(id) || seen[id] || !strings.HasPrefix(id, "019ad5f0-6f0e-7") {
+			t.Fatal(id)
 		}
 		seen[id] = true
+	}
+	at = at.Add(2 * time.Millisecond)
+	if later := u.next(); !strings.HasPrefix(string(later[:]), "019ad5f0-6f10-7") {
+		t.Errorf("%s", later)
 	}
 }
 

@@ -219,7 +219,7 @@ func newRunner(ctx context.Context, o Options, l *loop) *runner {
 	var salt [32]byte
 	_, _ = rand.Read(salt[:])
 	r.h = &host{l: l, enc: o.Encoding, addresses: o.Addresses, rng: mrand.New(mrand.NewPCG(o.Seed, 2)),
-		ids: uuids{mrand.NewChaCha8(salt)}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.shown, refused: r.refused}
+		ids: uuids{mrand.NewChaCha8(salt), time.Now}, size: max(o.Size, stampLen), rec: newTape(o.Record, l), longest: o.LongestPause, fresh: r.freshToken, shown: r.shown, refused: r.refused}
 	r.meter.init(o, l)
 	r.h.acks = r.recorder("ack")
 	return r

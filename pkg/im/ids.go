@@ -32,8 +32,8 @@ func (c ConversationID) Direct() bool { return strings.HasPrefix(string(c), "d_"
 // Group reports whether c is a group.
 func (c ConversationID) Group() bool { return strings.HasPrefix(string(c), "g_") }
 
-// ClientMessageID is a UUIDv4 made by the sender: the dedup key together with
-// conversation and sender.
+// ClientMessageID is a UUID, version 4 or 7, made by the sender: the dedup key
+// together with conversation and sender.
 type ClientMessageID string
 
 // MessageID is a snowflake, unique everywhere and ordered only roughly. A

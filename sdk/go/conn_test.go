@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -180,7 +182,7 @@ func TestAPI(t *testing.T) {
 		switch r.URL.Path {
 		case "/imd.v1.ConversationService/Create":
 			in := &imdv1.CreateRequest{}
-			if err := protojson.Unmarshal(body, in); err != nil || !protocol.ValidUUID4(in.RequestId) || in.Name != "team" || len(in.UserIds) != 2 {
+			if err := protojson.Unmarshal(body, in); err != nil || !protocol.ValidUUID(in.RequestId) || in.Name != "team" || len(in.UserIds) != 2 {
 				t.Errorf("create %v, %v", in, err)
 			}
 			_, _ = io.WriteString(w, `{"conversationId":"g_1","seq":"1","later":true}`)
@@ -252,10 +254,24 @@ func TestAPI(t *testing.T) {
 }
 
 func TestNewID(t *testing.T) {
-	a, b := NewID(), NewID()
-	if a == b || !protocol.ValidUUID4(a) || !protocol.ValidUUID4(b) {
-		t.Errorf("%s, %s", a, b)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		seen := map[string]bool{}
+		for range 10_000 {
+			id := NewID()
+			if seen[id] || !protocol.ValidUUID(id) || id[14] != '7' {
+				t.Fatal(id)
+			}
+			seen[id] = true
+		}
+		now, before := time.Now(), NewID()
+		if ms, err := strconv.ParseInt(before[:8]+before[9:13], 16, 64); err != nil || ms != now.UnixMilli() {
+			t.Errorf("%s at %d", before, now.UnixMilli())
+		}
+		time.Sleep(2 * time.Millisecond)
+		if after := NewID(); after <= before {
+			t.Errorf("%s, then %s", before, after)
+		}
+	})
 }
 
 func TestErrorText(t *testing.T) {

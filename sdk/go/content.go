@@ -2,7 +2,9 @@ package imd
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
+	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
@@ -21,12 +23,14 @@ func Data(typ string, data []byte) *Content {
 	return &Content{Type: typ, Value: &clientv1.Content_Data{Data: data}}
 }
 
-// NewID returns a random UUID of version 4, as client message ids and request
-// ids are.
+// NewID returns a new UUID of version 7, as client message ids and request ids
+// are: 48 bits of the time in milliseconds, then 74 random ones. Ids of one
+// millisecond have no order. It may be called from any goroutine.
 func NewID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6] = b[6]&0x0f | 0x40
+	binary.BigEndian.PutUint64(b[:], uint64(time.Now().UnixMilli())<<16)
+	_, _ = rand.Read(b[6:]) // never fails
+	b[6] = b[6]&0x0f | 0x70
 	b[8] = b[8]&0x3f | 0x80
 	var out [36]byte
 	hex.Encode(out[:8], b[:4])

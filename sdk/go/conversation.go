@@ -164,8 +164,8 @@ func (cv *Conversation) check(s *clientv1.Send) error {
 		reason = protocol.ReasonInvalidID
 	case cv.toUser == "" && !protocol.ValidID(cv.id):
 		reason = protocol.ReasonInvalidID
-	case !protocol.ValidUUID4(s.ClientMessageId):
-		reason, detail = protocol.ReasonBadRequest, "the client message id is not a lower-case UUID of version 4"
+	case !protocol.ValidUUID(s.ClientMessageId):
+		reason, detail = protocol.ReasonBadRequest, "the client message id is not a UUID of version 4 or 7 in lower case"
 	case s.Kind == clientv1.EntryKind_ENTRY_KIND_RECALL:
 	default:
 		reason = protocol.CheckContent(s.Content)

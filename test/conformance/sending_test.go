@@ -58,7 +58,7 @@ func resend(t *testing.T, s *suite) {
 
 func idScope(t *testing.T, s *suite) {
 	a, c := s.login(t, "ann", "d"), s.login(t, "carl", "d")
-	id := uuid.NewString()
+	id := uuid.Must(uuid.NewV7()).String()
 	send := func(from *testenv.Client, to, text string) *clientv1.SendAck {
 		m := testenv.ToUser(s.user(to), text)
 		m.ClientMessageId = id
@@ -175,9 +175,15 @@ func contentLimit(t *testing.T, s *suite) {
 			t.Errorf("%s above it: %v", name, ack)
 		}
 	}
+	named := func(id string) *clientv1.Send {
+		return &clientv1.Send{To: &clientv1.Send_ToUser{ToUser: s.user("bob")}, ClientMessageId: id, Content: testenv.Text("x")}
+	}
 	for name, m := range map[string]*clientv1.Send{
-		"no id":            {To: &clientv1.Send_ToUser{ToUser: s.user("bob")}, ClientMessageId: "x", Content: testenv.Text("x")},
-		"an upper-case id": {To: &clientv1.Send_ToUser{ToUser: s.user("bob")}, ClientMessageId: strings.ToUpper(uuid.NewString()), Content: testenv.Text("x")},
+		"no id":            named("x"),
+		"an upper-case id": named(strings.ToUpper(uuid.NewString())),
+		"version 1":        named("5f0c6f0e-8a5b-1c1e-9d27-3b1f6a2e7c01"),
+		"version 5":        named("5f0c6f0e-8a5b-5c1e-9d27-3b1f6a2e7c01"),
+		"version 8":        named("5f0c6f0e-8a5b-8c1e-9d27-3b1f6a2e7c01"),
 		"no content":       {To: &clientv1.Send_ToUser{ToUser: s.user("bob")}},
 		"no target":        {Content: testenv.Text("x")},
 		"oneself":          testenv.ToUser(s.user("ann"), "x"),

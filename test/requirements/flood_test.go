@@ -173,16 +173,20 @@ func TestR46SilentPeers(t *testing.T) {
 		"gateway.limits.address_burst=5000", "gateway.limits.failed_hellos=1000", "gateway.ping_interval=2s", "gateway.pong_timeout=2s",
 		"gateway.trusted_proxies=127.0.0.9")
 	const evil = "127.0.0.2"
-	var wg sync.WaitGroup
+	var wg, answered sync.WaitGroup
 	for range allowed { // authenticated, but never answering a ping
 		c := rawUpgradeFrom(t, n, evil, n.Token("eve"))
+		answered.Add(1)
 		wg.Go(func() {
+			_ = c.SetReadDeadline(time.Now().Add(testenv.Patience))
+			_, _ = c.br.Peek(1)
+			answered.Done()
 			if code := c.closeCode(10 * time.Second); code != 4002 && code != 4503 { // only ten logins may stay
 				t.Errorf("one that answers no ping closes with %d", code)
 			}
 		})
 	}
-	time.Sleep(200 * time.Millisecond) // all of them have authenticated
+	answered.Wait() // all of them have authenticated
 	refused := 0
 	for range each { // upgraded, without authentication
 		c, status := handshake(t, dialFrom(t, n, evil), "")

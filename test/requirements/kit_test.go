@@ -239,8 +239,8 @@ func wantClosed(t *testing.T, c *testenv.Client, code int, within time.Duration)
 // eventually wants cond to hold within limit.
 func eventually(t *testing.T, what string, limit time.Duration, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	for l := testenv.NewLimit(limit); !cond(); time.Sleep(20 * time.Millisecond) {
+		if l.Over() {
 			t.Fatalf("%s: not within %v", what, limit)
 		}
 	}

@@ -249,7 +249,7 @@ func TestR06OnlyAnAckIsDelivery(t *testing.T) {
 	for i := range 20 {
 		a.MustSend(testenv.ToUser("bob", fmt.Sprint(i+2)))
 	}
-	eventually(t, "the dead session goes", (ping+pong)*3/2, func() bool { return n.Metric("imd_gateway_connections") < connections })
+	eventually(t, "the dead session goes", (ping+pong)*2, func() bool { return n.Metric("imd_gateway_connections") < connections })
 	t.Logf("the dead session went after %v", time.Since(cut).Round(time.Millisecond))
 	if f := a.TakeWithin(0, func(f *clientv1.ServerFrame) bool { return f.GetReceipt() != nil }); f != nil {
 		t.Errorf("marked without an ack: %v", f)

@@ -183,10 +183,9 @@ func TestPrecedence(t *testing.T) {
 
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if cond() {
-			return
+	for l := testenv.NewLimit(5 * time.Second); !cond(); time.Sleep(20 * time.Millisecond) {
+		if l.Over() {
+			t.Fatalf("waited in vain: %s", what)
 		}
 	}
-	t.Fatalf("waited in vain: %s", what)
 }

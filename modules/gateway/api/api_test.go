@@ -27,11 +27,14 @@ import (
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
-const uuid1 = "5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01"
+const (
+	uuid1 = "5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01"
+	uuid7 = "019ad5f0-6f0e-7c1e-9d27-3b1f6a2e7c01" // version 7
+)
 
 func TestSendDirect(t *testing.T) {
 	f := start(t, nil)
-	a := f.post(f.token("alice"), "MessageService/Send", `{"toUser":"bob","clientMessageId":"`+uuid1+`","content":{"text":"hi"}}`)
+	a := f.post(f.token("alice"), "MessageService/Send", `{"toUser":"bob","clientMessageId":"`+uuid7+`","content":{"text":"hi"}}`)
 	conv := protocol.DirectID("alice", "bob")
 	if a.status != 200 || a.body["conversationId"] != conv || a.body["messageId"] != "301234567890123776" || a.body["seq"] != "6" {
 		t.Fatalf("%d %s", a.status, a.raw)
@@ -39,7 +42,7 @@ func TestSendDirect(t *testing.T) {
 	run := f.w.last(t).(*v1.SubmitRequest).Runs[0]
 	hash := protocol.BodyHash(clientv1.EntryKind_ENTRY_KIND_MESSAGE, 0, &clientv1.Content{Value: &clientv1.Content_Text{Text: "hi"}})
 	if run.UserId != "alice" || run.PeerId != "bob" || run.ConversationId != conv || run.SessionId != "" || len(run.Sends) != 1 ||
-		!bytes.Equal(run.Sends[0].BodyHash, hash[:]) || run.Sends[0].Kind != clientv1.EntryKind_ENTRY_KIND_MESSAGE {
+		run.Sends[0].ClientMessageId != uuid7 || !bytes.Equal(run.Sends[0].BodyHash, hash[:]) || run.Sends[0].Kind != clientv1.EntryKind_ENTRY_KIND_MESSAGE {
 		t.Errorf("run = %v", run)
 	}
 }
@@ -116,6 +119,9 @@ func TestRequestsAreChecked(t *testing.T) {
 		{user, "MessageService/Send", `{"toUser":"a b",` + send + `}`, "invalid_id"},
 		{user, "MessageService/Send", `{"conversationId":"g 1",` + send + `}`, "invalid_id"},
 		{user, "MessageService/Send", `{"toUser":"bob","clientMessageId":"` + strings.ToUpper(uuid1) + `","content":{"text":"x"}}`, "bad_request"},
+		{user, "MessageService/Send", `{"toUser":"bob","clientMessageId":"` + strings.ToUpper(uuid7) + `","content":{"text":"x"}}`, "bad_request"},
+		{user, "MessageService/Send", `{"toUser":"bob","clientMessageId":"` + strings.Replace(uuid7, "-7", "-8", 1) + `","content":{"text":"x"}}`, "bad_request"},
+		{user, "ConversationService/Create", `{"name":"x","requestId":"` + strings.Replace(uuid1, "-4", "-1", 1) + `"}`, "bad_request"},
 		{user, "MessageService/Send", `{"toUser":"bob","content":{"text":"x"}}`, "bad_request"},
 		{user, "MessageService/Send", `{"toUser":"bob","clientMessageId":"` + uuid1 + `"}`, "bad_request"},
 		{user, "MessageService/Send", `{"toUser":"bob","clientMessageId":"` + uuid1 + `","content":{"text":"a\u0000b"}}`, "bad_request"},

@@ -56,8 +56,8 @@ func checkIDs(field string, ids []string) error {
 }
 
 func checkUUID(field, id string) error {
-	if !protocol.ValidUUID4(id) {
-		return badRequest("%s is no UUID of version 4 in lower case", field)
+	if !protocol.ValidUUID(id) {
+		return badRequest("%s is no UUID of version 4 or 7 in lower case", field)
 	}
 	return nil
 }

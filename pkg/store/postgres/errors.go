@@ -34,6 +34,7 @@ const (
 	codeCorruptIdx  = "XX002"
 	codeNoTable     = "42P01"
 	codeNoRoom      = "53300"
+	codeDropped     = "57P04" // the database was dropped
 )
 
 // codeOf is the server's code of err; "" if it is no answer of a server.
@@ -59,10 +60,11 @@ func cause(err error) error {
 
 // away reports whether a server that could not be connected to may be there later
 // without anybody's doing: it did not answer, or said that it starts, stops or is full.
-// A server whose certificate is not trusted is none of these.
+// A server whose certificate is not trusted is none of these, nor is one whose database
+// was dropped. PgBouncer says with a protocol violation that the server behind it is away.
 func away(err error) bool {
 	if code := codeOf(err); code != "" {
-		return code == codeNoRoom || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P")
+		return code == codeNoRoom || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P") && code != codeDropped
 	}
 	if errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(tls.AlertError)) {
 		return false

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"go.uber.org/zap/zaptest"
 
 	"github.com/imdhq/imd/pkg/store"
@@ -297,6 +298,28 @@ func TestWhoIsAway(t *testing.T) {
 		defer c.Close(t.Context())
 	}
 	away("no connection left", server.DSN("postgres"), true)
+}
+
+// What a server says tells whether it may be there later.
+func TestWhichAnswersAreAway(t *testing.T) {
+	for code, want := range map[string]bool{
+		"57P01": true, "57P02": true, "57P03": true, // it stops, has crashed, starts
+		"53300": true,                // it is full
+		"08006": true, "08P01": true, // a pooler does not reach it
+		"57P04": false, // the database was dropped
+		"3D000": false, // there is no such database
+		"28P01": false, // a wrong password
+		"42501": false, // a right is missing
+		"53100": false, // no space is left
+	} {
+		err := fmt.Errorf("connect: %w", &pgconn.PgError{Code: code})
+		if away(err) != want {
+			t.Errorf("%s: away %v, want %v", code, !want, want)
+		}
+		if told := explain("db", err); errors.Is(told, store.ErrAway) != want {
+			t.Errorf("%s is told as %v", code, told)
+		}
+	}
 }
 
 // One try is told without the words of the driver around it.

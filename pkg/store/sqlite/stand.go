@@ -91,12 +91,13 @@ func (c *conn) standMany(ctx context.Context, walks []*walk) (others []*walk, er
 	return others, c.sums(ctx, whole)
 }
 
-// sums reads the sums over all heads for those who want them.
+// sums reads the sums over all heads for those who want them, and whose list ends on
+// this page: others are not told.
 func (c *conn) sums(ctx context.Context, list []*standingOf) error {
 	var of []*walk
 	var users []im.UserID
 	for _, x := range list {
-		if x.w.summed() {
+		if x.w.summed() && !x.w.more {
 			of, users = append(of, x.w), append(users, x.w.q.User)
 		}
 	}

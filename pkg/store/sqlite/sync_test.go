@@ -141,3 +141,34 @@ func TestStandingOfMany(t *testing.T) {
 	ask(many, store.SyncQuery{User: "ann", Limit: 10}, store.SyncQuery{User: "bob", Limit: 10})
 	ask(store.SyncQuery{User: "ann", Limit: 10}, many, store.SyncQuery{User: "bob", Limit: 10}, store.SyncQuery{User: "of-eve-001", Limit: 10, Digest: true})
 }
+
+// The sum over all heads is read only for those who are told it: not where the list goes
+// on behind the page.
+func TestSumsAreReadWhereListsEnd(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	for i, other := range []im.UserID{"bob", "cid"} {
+		row := store.AppendRow{Conversation: im.ConversationID(protocol.DirectID("ann", string(other))), Peer: other, Sender: "ann", MessageID: im.MessageID(i + 1),
+			ClientMessageID: im.ClientMessageID(other), Content: []byte("x"), Kind: clientv1.EntryKind_ENTRY_KIND_MESSAGE, Countable: true}
+		if res, err := s.Append(t.Context(), []store.AppendRow{row}); err != nil || res[0].Err != nil {
+			t.Fatal(res, err)
+		}
+	}
+	for limit, ends := range map[int]bool{1: false, 2: true} {
+		for _, c := range s.all {
+			if err := c.drop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pages, err := s.SyncMany(t.Context(), []store.SyncQuery{{User: "ann", Limit: limit, Digest: true}, {User: "bob", Limit: 10}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := pages[0]; p.More == ends || p.Digest != 0 != ends {
+			t.Errorf("a page of %d: there is more: %v, the digest is %d", limit, p.More, p.Digest)
+		}
+		if summed := slices.ContainsFunc(s.all, func(c *conn) bool { return c.stmts[sqlSums] != nil }); summed != ends {
+			t.Errorf("a page of %d: the sums were read: %v", limit, summed)
+		}
+	}
+}

@@ -419,7 +419,7 @@ type ChangeRequest struct {
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Who does it; empty = the system, which may do everything.
 	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	// UUID version 4; a repeat gets the first answer.
+	// UUID version 4 or 7; a repeat gets the first answer.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Types that are valid to be assigned to Change:
 	//
@@ -5546,7 +5546,7 @@ func (*ShowResponse) Descriptor() ([]byte, []int) {
 // AnnounceRequest is what everybody is to be told.
 type AnnounceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// UUID version 4.
+	// UUID version 4 or 7.
 	RequestId     string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	ExpiresMs     int64  `protobuf:"varint,3,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`

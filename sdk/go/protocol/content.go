@@ -30,10 +30,10 @@ func ValidID(s string) bool {
 	return true
 }
 
-// ValidUUID4 reports whether s is a UUID of version 4 in lower case, as client
-// message ids and request ids must be.
-func ValidUUID4(s string) bool {
-	if len(s) != 36 || s[14] != '4' || strings.IndexByte("89ab", s[19]) < 0 {
+// ValidUUID reports whether s is a UUID of version 4 or 7 in lower case, as
+// client message ids and request ids must be.
+func ValidUUID(s string) bool {
+	if len(s) != 36 || s[14] != '4' && s[14] != '7' || strings.IndexByte("89ab", s[19]) < 0 {
 		return false
 	}
 	for i := range len(s) {

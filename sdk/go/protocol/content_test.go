@@ -40,19 +40,29 @@ func TestValidID(t *testing.T) {
 	}
 }
 
-func TestValidUUID4(t *testing.T) {
+func TestValidUUID(t *testing.T) {
 	for s, want := range map[string]bool{
 		"5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c01":  true,
+		"5f0c6f0e-8a5b-4c1e-8d27-3b1f6a2e7c01":  true,
+		"019ad5f0-6f0e-7c1e-9d27-3b1f6a2e7c01":  true,
+		"019ad5f0-6f0e-7c1e-bd27-3b1f6a2e7c01":  true,
+		"ffffffff-ffff-7fff-bfff-ffffffffffff":  true,
 		"5F0C6F0E-8a5b-4c1e-9d27-3b1f6a2e7c01":  false,
+		"019AD5F0-6f0e-7c1e-9d27-3b1f6a2e7c01":  false,
+		"019ad5f0-6f0e-7c1e-Bd27-3b1f6a2e7c01":  false,
 		"5f0c6f0e-8a5b-1c1e-9d27-3b1f6a2e7c01":  false,
+		"5f0c6f0e-8a5b-5c1e-9d27-3b1f6a2e7c01":  false,
+		"019ad5f0-6f0e-8c1e-9d27-3b1f6a2e7c01":  false,
 		"5f0c6f0e-8a5b-4c1e-cd27-3b1f6a2e7c01":  false,
+		"019ad5f0-6f0e-7c1e-7d27-3b1f6a2e7c01":  false,
+		"019ad5f0-6f0e-7c1e-9d27-3b1f6a2e7c0g":  false,
 		"5f0c6f0e8a5b-4c1e-9d27-3b1f6a2e7c011":  false,
 		"5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c0":   false,
 		"5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c012": false,
 		"":                                      false,
 	} {
-		if got := ValidUUID4(s); got != want {
-			t.Errorf("ValidUUID4(%q) = %v", s, got)
+		if got := ValidUUID(s); got != want {
+			t.Errorf("ValidUUID(%q) = %v", s, got)
 		}
 	}
 }

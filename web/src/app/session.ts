@@ -1,6 +1,6 @@
 // Signing in: where tokens come from, and the client that lives on them.
 
-import { Api, Client, SignInRequired, type TokenReason, uuid4, webAnnouncements, webStore } from "../client/index.js";
+import { Api, Client, SignInRequired, type TokenReason, uuid7, webAnnouncements, webStore } from "../client/index.js";
 
 /** A signed-in user. */
 export interface Session {
@@ -111,7 +111,7 @@ function storage(): Storage | undefined {
 async function deviceId(): Promise<string> {
   const kept = sessionStorage.getItem(deviceKey);
   if (kept && (await claim(kept))) return kept;
-  const made = `web-${uuid4()}`;
+  const made = `web-${uuid7()}`;
   sessionStorage.setItem(deviceKey, made);
   await claim(made);
   return made;

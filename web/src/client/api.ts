@@ -5,7 +5,7 @@ import { fromBinary } from "@bufbuild/protobuf";
 import { ErrorSchema } from "../gen/imd/client/v1/client_pb.js";
 import { ImdError } from "./errors.js";
 import { Role } from "./model.js";
-import { uuid4 } from "./client.js";
+import { uuid7 } from "./client.js";
 
 /** One member of a conversation. */
 export interface Member {
@@ -111,7 +111,7 @@ export class Api {
    * Has the server send a text at a later time. The message then comes like any
    * other, with the client message id of the answer.
    */
-  async schedule(to: { conversationId: string } | { toUser: string }, text: string, sendAtMs: number, requestId = uuid4()): Promise<Scheduled> {
+  async schedule(to: { conversationId: string } | { toUser: string }, text: string, sendAtMs: number, requestId = uuid7()): Promise<Scheduled> {
     const answer = await this.#call("MessageService/Schedule", { ...to, requestId, content: { text }, sendAtMs });
     return scheduledOf((answer.scheduled ?? {}) as Json);
   }
@@ -168,7 +168,7 @@ export class Api {
   }
 
   async #change(method: string, body: Json): Promise<Change> {
-    const answer = await this.#call(`ConversationService/${method}`, { requestId: uuid4(), ...body });
+    const answer = await this.#call(`ConversationService/${method}`, { requestId: uuid7(), ...body });
     return { conversationId: String(answer.conversationId ?? ""), seq: Number(answer.seq ?? 0) };
   }
 

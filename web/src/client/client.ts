@@ -70,7 +70,7 @@ export interface ClientOptions {
   random?: () => number;
   /** Keeps which announcement or withdrawal was told last; default: in memory only. */
   announcements?: AnnouncementStore;
-  /** Makes client message ids; default: crypto.getRandomValues. */
+  /** Makes client message ids; default: uuid7. */
   newId?: () => string;
 }
 
@@ -164,7 +164,7 @@ export class Client {
       socket: (url, protocol) => new WebSocket(url, protocol),
       store: memoryStore,
       random: Math.random,
-      newId: uuid4,
+      newId: uuid7,
       announcements: { load: () => ({ seq: 0, epoch: "" }), save: () => {} },
       ...options,
     };
@@ -782,11 +782,15 @@ export class Client {
   }
 }
 
-/** A random UUID version 4; works where crypto.randomUUID does not, on pages without TLS. */
-export function uuid4(): string {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  bytes[6] = (bytes[6]! & 0x0f) | 0x40;
-  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
-  const hex = [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
+/**
+ * A UUID version 7: 48 bits of the time in milliseconds, then 74 random ones. Ids
+ * of one millisecond have no order.
+ */
+export function uuid7(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(10));
+  bytes[0] = (bytes[0]! & 0x0f) | 0x70;
+  bytes[2] = (bytes[2]! & 0x3f) | 0x80;
+  const time = Math.max(0, Date.now()).toString(16).padStart(12, "0");
+  const hex = time + [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 }

@@ -2,7 +2,7 @@
 // conversations, timelines and an outbox, and the calls of the HTTP API.
 
 export { Api, type ApiOptions, type Change, type Member, type Scheduled } from "./api.js";
-export { type Announcement, type AnnouncementStore, Client, type ClientEvents, type ClientOptions, type ClientState, uuid4 } from "./client.js";
+export { type Announcement, type AnnouncementStore, Client, type ClientEvents, type ClientOptions, type ClientState, uuid7 } from "./client.js";
 export { type Encoding, subprotocols } from "./codec.js";
 export type { AnnouncementCursor, Socket, SocketFactory } from "./connection.js";
 export { Conversation, type Mark, receiptMembers } from "./conversation.js";

@@ -6,7 +6,7 @@ import type { Content } from "./model.js";
 
 /** A message that is not known to be stored. */
 export interface OutboxItem {
-  /** UUID version 4, lower case; made once. */
+  /** UUID version 4 or 7, lower case; made once. */
   clientMessageId: string;
   /** The conversation's id, or "@" and the peer's user id while it is not known. */
   conversation: string;

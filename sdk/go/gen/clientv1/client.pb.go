@@ -1778,7 +1778,7 @@ type Send struct {
 	//	*Send_ConversationId
 	//	*Send_ToUser
 	To isSend_To `protobuf_oneof:"to"`
-	// UUID version 4, lower case.
+	// UUID version 4 or 7, lower case.
 	ClientMessageId string `protobuf:"bytes,3,opt,name=client_message_id,json=clientMessageId,proto3" json:"client_message_id,omitempty"`
 	// It may have been sent before: look for it first.
 	Resend bool `protobuf:"varint,4,opt,name=resend,proto3" json:"resend,omitempty"`

@@ -24,7 +24,7 @@ const (
 // AnnounceRequest is what everybody is told.
 type AnnounceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// UUID version 4, lower case.
+	// UUID version 4 or 7, lower case.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// 1 to 2,000 bytes.
 	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`

@@ -91,7 +91,7 @@ type SendRequest struct {
 	//	*SendRequest_ConversationId
 	//	*SendRequest_ToUser
 	To isSendRequest_To `protobuf_oneof:"to"`
-	// UUID version 4, lower case.
+	// UUID version 4 or 7, lower case.
 	ClientMessageId string            `protobuf:"bytes,3,opt,name=client_message_id,json=clientMessageId,proto3" json:"client_message_id,omitempty"`
 	Content         *clientv1.Content `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
 	AsUser          string            `protobuf:"bytes,15,opt,name=as_user,json=asUser,proto3" json:"as_user,omitempty"`
@@ -427,7 +427,7 @@ type ScheduleRequest struct {
 	//	*ScheduleRequest_ConversationId
 	//	*ScheduleRequest_ToUser
 	To isScheduleRequest_To `protobuf_oneof:"to"`
-	// UUID version 4, lower case.
+	// UUID version 4 or 7, lower case.
 	RequestId string            `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Content   *clientv1.Content `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
 	// When it is sent.

@@ -19,7 +19,7 @@ export const file_imd_v1_announcement: GenFile = /*@__PURE__*/
  */
 export type AnnounceRequest = Message<"imd.v1.AnnounceRequest"> & {
   /**
-   * UUID version 4, lower case.
+   * UUID version 4 or 7, lower case.
    *
    * @generated from field: string request_id = 1;
    */

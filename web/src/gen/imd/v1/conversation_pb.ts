@@ -659,7 +659,7 @@ export const ListResponseSchema: GenMessage<ListResponse> = /*@__PURE__*/
  * ConversationService makes and changes conversations. The caller is the user
  * of the bearer token; with an API key it is the system, or the user named by
  * as_user. A user's token with another user in as_user is refused (forbidden).
- * Every change carries request_id (UUID version 4): a repeat gets the first
+ * Every change carries request_id (UUID version 4 or 7): a repeat gets the first
  * answer. Errors carry an imd.client.v1.Error as detail.
  *
  * @generated from service imd.v1.ConversationService

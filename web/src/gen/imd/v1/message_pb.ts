@@ -40,7 +40,7 @@ export type SendRequest = Message<"imd.v1.SendRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * UUID version 4, lower case.
+   * UUID version 4 or 7, lower case.
    *
    * @generated from field: string client_message_id = 3;
    */
@@ -209,7 +209,7 @@ export type ScheduleRequest = Message<"imd.v1.ScheduleRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * UUID version 4, lower case.
+   * UUID version 4 or 7, lower case.
    *
    * @generated from field: string request_id = 3;
    */

@@ -682,7 +682,7 @@ export type Send = Message<"imd.client.v1.Send"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * UUID version 4, lower case.
+   * UUID version 4 or 7, lower case.
    *
    * @generated from field: string client_message_id = 3;
    */
