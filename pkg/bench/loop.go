@@ -153,11 +153,11 @@ func (l *loop) run(end time.Duration) error {
 	events := make([]unix.EpollEvent, 512)
 	l.tick()
 	for !l.stop {
-		for len(l.timers) > 0 && l.timers[0].at <= l.now && !l.stop {
+		for len(l.timers) > 0 && l.timers[0].at <= l.now {
 			l.pop().f()
 		}
 		l.flush()
-		if l.now >= end || l.stop { // and what was due before the end has begun, however late
+		if l.now >= end || l.stop { // and what was due before the end has begun, however late, also if one of them stops it
 			break
 		}
 		l.tick()

@@ -87,9 +87,9 @@ func (m *meter) finish() {
 	if !m.measuring {
 		return
 	}
+	m.end = min(m.end, m.clock.now) // what has fallen due since could not begin
 	m.clock.tick()
 	m.measuring, m.over = false, true
-	m.end = min(m.end, m.clock.now)
 	m.took = (m.clock.now - m.began).Seconds()
 	m.ownCPU = ownCPU() - m.ownCPU
 	m.look()
