@@ -190,6 +190,8 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	s.runs.User, s.runs.Session = string(s.user), string(s.id)
 	s.beat.begin(now)
 	s.g.watchers.began(s)
+	s.g.admission.authenticated(s.addr) // whoever is told so has given up the place
+	s.pending = false
 	s.replyLocked(&clientv1.ServerFrame{Id: id, Kind: &clientv1.ServerFrame_Welcome{Welcome: &clientv1.Welcome{
 		Version: level, SessionId: string(s.id), UserId: string(s.user), DeviceId: string(s.device), DataEpoch: s.dataEpoch,
 		ServerTimeMs: now.UnixMilli(), TokenExpireMs: c.Expires.UnixMilli(),
@@ -203,8 +205,6 @@ func (s *session) welcome(id, level uint32, c auth.Claims) {
 	s.wakeLocked(s.expires)
 	s.wakeLocked(s.beat.next())
 	s.wakeLocked(now.Add(corkTime))
-	s.g.admission.authenticated(s.addr)
-	s.pending = false
 	s.claims, s.token = nil, ""
 	s.g.m.handshakes.WithLabelValues("ok").Inc()
 }
