@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child(text))
 	}
 	flag.Parse()
-	_ = flag.Set("test.parallel", "6") // most of them wait most of the time; the flag is there and takes numbers
+	_ = flag.Set("test.parallel", "4") // most of them wait most of the time; the flag is there and takes numbers
 	os.Exit(m.Run())
 }
 

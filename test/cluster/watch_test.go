@@ -161,6 +161,7 @@ func TestPrefixNeighbours(t *testing.T) {
 		if l, _ := p.handle.Leaders().Of("job"); l.Node != p.node.ID {
 			t.Errorf("%s sees %s lead", p.node.ID, l.Node)
 		}
+		eventually(t, "it sees itself", 5*time.Second, func() bool { return len(p.handle.View().Nodes) > 0 })
 		if n := p.handle.View().Nodes; len(n) != 1 || n[0].ID != p.node.ID {
 			t.Errorf("%s sees %v", p.node.ID, n)
 		}
