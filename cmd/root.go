@@ -123,20 +123,31 @@ func markRan(c *cobra.Command) {
 			if len(args) == 0 {
 				return c.Help()
 			}
-			var names []string
-			for _, sub := range c.Commands() {
-				names = append(names, sub.Name())
-			}
-			hint := ""
-			if n := config.Nearest(args[0], names); n != "" {
-				hint = "; did you mean " + n + "?"
-			}
-			return fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)
+			return unknownCommand(c, args[0])
 		}
+		c.SetFlagErrorFunc(func(at *cobra.Command, err error) error {
+			if args := at.Flags().Args(); at == c && len(args) > 0 { // the flag is of a command that is not there
+				return unknownCommand(c, args[0])
+			}
+			return err
+		})
 	}
 	for _, sub := range c.Commands() {
 		markRan(sub)
 	}
+}
+
+// unknownCommand says that c has no such command, and which one may be meant.
+func unknownCommand(c *cobra.Command, name string) error {
+	var names []string
+	for _, sub := range c.Commands() {
+		names = append(names, sub.Name())
+	}
+	hint := ""
+	if n := config.Nearest(name, names); n != "" {
+		hint = "; did you mean " + n + "?"
+	}
+	return fmt.Errorf("unknown command %q for %q%s", name, c.CommandPath(), hint)
 }
 
 // tellArgs says which argument is one too many, or how the command is used, where
