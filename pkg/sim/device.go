@@ -41,7 +41,6 @@ type device struct {
 	listing bool            // more pages of the listing are to come
 	repair  bool            // the listing is made because of a digest
 	doubt   bool            // no digest has agreed since
-	lossy   bool            // it did not take what a sync told, and the digest must show it
 	tries   int             // of connecting, in a row
 
 	link     *link // nil = none
@@ -247,7 +246,8 @@ func (d *device) synced(r *clientv1.SyncResult) {
 		d.drop("the store has another history now")
 		return
 	}
-	for _, st := range d.taken(r) {
+	states, lossy := d.taken(r)
+	for _, st := range states {
 		v := d.view(st.ConversationId)
 		v.term = 0
 		if st.Role != clientv1.Role_ROLE_UNSPECIFIED {
@@ -287,7 +287,7 @@ func (d *device) synced(r *clientv1.SyncResult) {
 		d.doubt = true
 	}
 	d.full, d.repair = nil, false
-	if d.w.bad != NoDigest && d.digest(r) {
+	if d.w.bad != NoDigest && d.digest(r, lossy) {
 		d.token, d.repair, d.rest = "", true, false
 		d.sync()
 		return
@@ -303,21 +303,26 @@ func (d *device) synced(r *clientv1.SyncResult) {
 	}
 }
 
-// taken are the states of an answer, without one now and then that is lost.
-func (d *device) taken(r *clientv1.SyncResult) []*clientv1.ConversationState {
+// taken are the states of an answer, without one now and then that is lost; then the
+// digest may be another. A conversation that the user is no member of, and that the
+// device does not think it is, is in no digest: that one is not lost.
+func (d *device) taken(r *clientv1.SyncResult) (states []*clientv1.ConversationState, lossy bool) {
 	if n := len(r.Conversations); n > 0 && r.Digest != 0 && !r.Full && !d.doubt && d.w.chance(d.w.plan.headLoss) {
 		i := d.w.rng.IntN(n)
-		d.w.tracef("%s loses the head of %s", d.id, r.Conversations[i].ConversationId)
+		st := r.Conversations[i]
+		if st.Role == clientv1.Role_ROLE_UNSPECIFIED && !slices.ContainsFunc(d.views, func(v *view) bool { return v.id == st.ConversationId && v.term != 0 }) {
+			return r.Conversations, false
+		}
+		d.w.tracef("%s loses the head of %s", d.id, st.ConversationId)
 		d.w.faults++
-		d.lossy = true
-		return slices.Delete(slices.Clone(r.Conversations), i, i+1)
+		return slices.Delete(slices.Clone(r.Conversations), i, i+1), true
 	}
-	return r.Conversations
+	return r.Conversations, false
 }
 
 // digest compares the digest of an answer with what syncs told, and reports whether
-// all heads are to be asked for.
-func (d *device) digest(r *clientv1.SyncResult) bool {
+// all heads are to be asked for. lossy = not all of the answer was taken.
+func (d *device) digest(r *clientv1.SyncResult, lossy bool) bool {
 	if r.Digest == 0 {
 		return false
 	}
@@ -325,8 +330,6 @@ func (d *device) digest(r *clientv1.SyncResult) bool {
 	for _, v := range d.views {
 		sum += v.term
 	}
-	lossy := d.lossy
-	d.lossy = false
 	if sum == r.Digest {
 		d.doubt = false
 		return false

@@ -461,7 +461,8 @@ const redisPaused = "a change of routes"
 // removed after 3 s; and every 5 s is added up what the nodes counted. That waits in no store:
 // the next leader is to go on with it, and to count what was counted before.
 var watching = middle{jobs: []string{presenceStream, "sweep"}, after: []string{"tally"}, calls: []string{"imd_put_events(", redisPaused}, waits: 5 * time.Second, begin: func(o *office) (func(), func() bool) {
-	before, _ := o.counted()
+	var before int64
+	o.within(15*time.Second, "what was sent is counted", func() bool { before, _ = o.counted(); return before > 0 })
 	o.came++
 	user := fmt.Sprint("fay", o.came)
 	release := o.held(`LOCK TABLE user_online IN SHARE MODE`)
@@ -475,7 +476,7 @@ var watching = middle{jobs: []string{presenceStream, "sweep"}, after: []string{"
 		sum, by := o.counted()
 		c, _ := o.leader()
 		most := int64(1 + o.later) // through the front; what is stored for a caller that is gone is not counted
-		return err == nil && len(homes) == 1 && c != nil && by == c.name && before > 0 && sum >= before && sum <= most && o.number(`SELECT count(*) FROM event WHERE kind = 101 AND user_id = $1`, user) == 1
+		return err == nil && len(homes) == 1 && c != nil && by == c.name && sum >= before && sum <= most && o.number(`SELECT count(*) FROM event WHERE kind = 101 AND user_id = $1`, user) == 1
 	}
 }}
 

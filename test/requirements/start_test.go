@@ -222,13 +222,10 @@ func TestR51PostgresComesAndGoes(t *testing.T) {
 	ready := func(when string) {
 		t.Helper()
 		began := time.Now()
-		if err := n.WaitReady(testenv.ReadyIn); err != nil {
+		if err := n.WaitReady(5 * time.Second); err != nil {
 			t.Fatal(when, err)
 		}
 		t.Logf("%s: ready %v after the return", when, time.Since(began).Round(time.Millisecond))
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("%s: ready %v after the return", when, took)
-		}
 	}
 	ready("at the start")
 	a := login(t, n, "ann", "d")
