@@ -139,7 +139,7 @@ func (f *systemdFlags) files(a *app) ([]genFile, error) {
 		if err != nil {
 			return nil, usagef("--unit %s: %v", name, err)
 		}
-		out = append(out, genFile{Path: filepath.Join(u.Env, name+".env"), Text: unitEnv(name, roles, len(roles) < len(module.Roles(a.specs)), i)})
+		out = append(out, genFile{Path: filepath.Join(u.Env, name+".env"), Text: unitEnv(name, roles, i)})
 	}
 	return out, nil
 }
@@ -173,7 +173,7 @@ func unitName(name string) bool {
 
 // unitEnv are the variables of the i-th process. They win over the configuration
 // file, so the first one, whose listeners are the usual ones, leaves them to it.
-func unitEnv(name string, roles []string, split bool, i int) string {
+func unitEnv(name string, roles []string, i int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# The process imd@%s.\nIMD_ROLES=%s\n", name, strings.Join(roles, ","))
 	if i == 0 {
@@ -184,9 +184,7 @@ func unitEnv(name string, roles []string, split bool, i int) string {
 	if slices.Contains(roles, "gateway") {
 		fmt.Fprintf(&b, "IMD_GATEWAY_LISTEN=127.0.0.1:%d\n", port-1)
 	}
-	if split {
-		fmt.Fprintf(&b, "IMD_PEERS_LISTEN=127.0.0.1:%d\n", port+1)
-	}
+	fmt.Fprintf(&b, "IMD_PEERS_LISTEN=127.0.0.1:%d\n", port+1)
 	return b.String()
 }
 

@@ -9,7 +9,8 @@ func newServe(a *app) *cobra.Command {
 		Use:   "serve",
 		Short: "Run a node",
 		Long: `Serve runs the chosen roles until SIGTERM or SIGINT, then lets clients go and
-exits with 0. A second signal ends it at once, with 130.
+exits with 0. A second signal ends it at once, with 130;
+the same one within 0.5 s counts once.
 
 The first start makes the data folder, its keys and the node's id. Where the
 node listens stands in endpoints.json of that folder.

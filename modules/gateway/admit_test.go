@@ -218,7 +218,8 @@ func TestWhatIsNotLookedUpAgainIsTold(t *testing.T) {
 	w.state.set(func(s *fakeState) { s.bane = "bad" })
 	const told = "logins were not looked up again; the next round makes up for it"
 	eventually(t, "it is told", func() bool { return logs.FilterMessage(told).Len() > 0 })
-	if of := logs.FilterMessage(told).All()[0].ContextMap(); of["sessions"] != int64(1) || !strings.Contains(fmt.Sprint(of), "bane") {
+	of := logs.FilterMessage(told).All()[0].ContextMap()
+	if n, _ := of["sessions"].(int64); n < 1 || !strings.Contains(fmt.Sprint(of), "bane") { // a slow look-up is told of twice
 		t.Errorf("it is told with %v", of)
 	}
 	const half = joinsAtOnce / 2

@@ -100,6 +100,13 @@ func (s *session) resumeReading() {
 	_ = s.q.conn.SetReadDeadline(until)
 }
 
+// equip gives the connection a side, if it has none.
+func (s *session) equip() {
+	if s.wire.side == nil {
+		s.wire.side = s.g.sides.lend(s)
+	}
+}
+
 // parkNow parks the connection; false = it cannot be, or the session has ended.
 func (s *session) parkNow() bool {
 	s.reader.timed = false
@@ -108,7 +115,7 @@ func (s *session) parkNow() bool {
 		s.wire.side = nil
 	}
 	if !s.reader.spot.Park() {
-		s.wire.side = s.g.sides.lend(s)
+		s.equip()
 		return false
 	}
 	if !s.live() { // it may have ended just before, and woken nobody

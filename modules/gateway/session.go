@@ -163,9 +163,7 @@ func (s *session) begin() {
 
 // Wake goes on with a session that was parked.
 func (s *session) Wake() {
-	if s.wire.side == nil {
-		s.wire.side = s.g.sides.lend(s)
-	}
+	s.equip()
 	s.reader.woken, s.reader.ponged = true, false
 	s.serve()
 }

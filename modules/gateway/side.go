@@ -38,7 +38,8 @@ const (
 //
 // To the library a side is the connection: it reads from it and writes only control
 // frames, which go the way of all frames: through the queue. Closing it does nothing:
-// the session closes the socket once what must still leave has left.
+// the session closes the socket once what must still leave has left. Whoever has a side
+// last must end it: a finalizer of the library would keep it for good.
 type side struct {
 	net.Conn // of nobody; for the methods that the library does not call
 	ws       *websocket.Conn

@@ -63,6 +63,7 @@ func (g *Gateway) tidyUp(ctx context.Context) {
 	tick := time.NewTicker(tidyStep)
 	defer tick.Stop()
 	defer g.haste.end()
+	defer g.sides.empty() // behind the last session
 	var t tidy
 	for {
 		select {

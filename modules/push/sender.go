@@ -176,7 +176,7 @@ func (s *senders) delivered(node im.NodeID, ds []*v1.Delivery, sessions []int32,
 	for i, d := range ds {
 		conv, count := trace.Conv(d.ConversationId), int32(len(d.SessionIds))
 		if d.Audience != nil && i < len(sessions) {
-			count = sessions[i]
+			count = max(sessions[i], 0)
 		}
 		note := func(f *v1.Delivery) {
 			if f.Acked {
@@ -232,7 +232,7 @@ func (s *senders) deliver(ctx context.Context, node im.NodeID, ds []parcel) {
 		return
 	}
 	for i, n := range res.Sessions {
-		waits := i < len(res.Waiting) && res.Waiting[i] // nobody knows yet how many they are
+		waits := n < 0 || i < len(res.Waiting) && res.Waiting[i] // nobody knows yet how many they are
 		if !waits && i < len(ds) && ds[i].Audience != nil {
 			s.m.deliveries.Add(float64(int(n) * ds[i].frames))
 			s.heard(ds[i].ConversationId, node, int(n))

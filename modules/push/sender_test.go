@@ -48,6 +48,7 @@ func TestWhoWaitsForAListSaysNothing(t *testing.T) {
 		"all wait":         {&v1.DeliverResponse{Sessions: []int32{0, 0}, Waiting: []bool{true, true}}, nil},
 		"one waits":        {&v1.DeliverResponse{Sessions: []int32{0, 7}, Waiting: []bool{true, false}}, []int{7}},
 		"an older gateway": {&v1.DeliverResponse{Sessions: []int32{0, 7}}, []int{0, 7}},
+		"one that says -1": {&v1.DeliverResponse{Sessions: []int32{-1, 7}}, []int{7}},
 	} {
 		var heard []int
 		m := newMetrics(prometheus.NewRegistry(), func() int { return 0 })

@@ -135,12 +135,15 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	}
 	now := time.Now()
 	m.Created = now.Truncate(time.Millisecond)
-	refused, err := s.refuseSchedule(ctx, c, &m, now)
-	if err != nil {
-		return nil, err
-	}
-	if refused != nil {
+	if refused := s.refuseSchedule(&m, now); refused != nil {
 		return scheduledBefore(ctx, c, &m, refused)
+	}
+	room, err := c.scheduled.hold(ctx, c.store, scheduleTotal.In(s.current()))
+	if err != nil {
+		return nil, storeErr(opSchedule, err)
+	}
+	if !room {
+		return scheduledBefore(ctx, c, &m, im.Errorf(clientv1.Reason_REASON_RATE_LIMITED, opSchedule, "as many messages are scheduled as this site takes"))
 	}
 	isStored := false
 	defer func() { c.scheduled.settle(isStored) }()
@@ -163,24 +166,17 @@ func (s *State) Schedule(ctx context.Context, req *v1.ScheduleRequest) (*v1.Sche
 	return &v1.ScheduleResponse{Scheduled: wireScheduled(&got), Duplicate: before}, nil
 }
 
-// refuseSchedule is why nothing can be scheduled as m asks for, whoever asks; nil
-// if it can, and then a place is held for it.
-func (s *State) refuseSchedule(ctx context.Context, c *core, m *store.Scheduled, now time.Time) (*im.Error, error) {
+// refuseSchedule is why nothing can be scheduled for when m is due, whoever asks; nil
+// if it can.
+func (s *State) refuseSchedule(m *store.Scheduled, now time.Time) *im.Error {
 	horizon := scheduleHorizon.In(s.current())
 	switch {
 	case m.Due.Before(now.Add(-scheduleLate)):
-		return badRequest(opSchedule, "send_at_ms is in the past"), nil
+		return badRequest(opSchedule, "send_at_ms is in the past")
 	case m.Due.After(now.Add(horizon)):
-		return badRequest(opSchedule, "send_at_ms is more than %v ahead", horizon), nil
+		return badRequest(opSchedule, "send_at_ms is more than %v ahead", horizon)
 	}
-	room, err := c.scheduled.hold(ctx, c.store, scheduleTotal.In(s.current()))
-	if err != nil {
-		return nil, storeErr(opSchedule, err)
-	}
-	if !room {
-		return im.Errorf(clientv1.Reason_REASON_RATE_LIMITED, opSchedule, "as many messages are scheduled as this site takes"), nil
-	}
-	return nil, nil
+	return nil
 }
 
 // scheduledBefore answers a call that would be refused: as at first if its request

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -84,14 +85,26 @@ func (t *tenancy) take(ctx context.Context, seat store.Seat, who string, patienc
 		switch {
 		case first.IsZero():
 			first = until
-			t.log.Info("another server uses the database; if it was killed, its time is over soon", zap.String("server", by), zap.Duration("at_most", tenancyTime))
+			t.log.Info(waits[seat], zap.String("by", by), zap.Duration("at_most", max(tenancyTime, patience)))
 		case !until.Equal(first) && time.Since(began) >= patience:
 			return taken(by)
 		}
 		if err := backoff.Sleep(ctx, tenancyPause); err != nil {
 			return err
 		}
+		if seat == store.SeatServer {
+			continue
+		}
+		if by, _, err := t.occupy(ctx, store.SeatServer, t.server); err != nil || by != t.server { // its time is shorter than this may take
+			return cmp.Or(err, occupied(by))
+		}
 	}
+}
+
+// waits is what the log says while another one has a seat.
+var waits = map[store.Seat]string{
+	store.SeatServer: "another server uses the database; if it was killed, its time is over soon",
+	store.SeatPlane:  "a cluster of this name on another etcd used the database last; waiting until its nodes have gone, or know the same secret",
 }
 
 func (t *tenancy) occupy(ctx context.Context, seat store.Seat, who string) (by string, until time.Time, err error) {

@@ -2,6 +2,8 @@ package etcd
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
+	"github.com/imdhq/imd/pkg/obs"
 )
 
 // probesAtOnce bounds the probes of nodes that are under way.
@@ -96,11 +99,21 @@ func (d *discoverer) learned(secret string) {
 // learnedBefore is the secret that a former process knew; "" = none is known.
 func (d *discoverer) learnedBefore() string {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.secret != "" || d.file == nil {
-		return d.secret
+	known := d.secret
+	d.mu.Unlock()
+	if known != "" || d.file == nil {
+		return known
 	}
-	if s, err := d.file.read(); err == nil { // what cannot be read is the same as no file
+	s, err := d.file.read()
+	if err != nil { // the same as no file
+		if !errors.Is(err, fs.ErrNotExist) {
+			d.log.Warn("the secret that this node knew before cannot be read", obs.Err(err))
+		}
+		return ""
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.secret == "" {
 		d.secret = s.Secret
 	}
 	return d.secret

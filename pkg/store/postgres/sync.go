@@ -67,7 +67,8 @@ func (s *Store) SyncMany(ctx context.Context, qs []store.SyncQuery) ([]store.Syn
 // sqlStays lists the next conversations of walks: those that have changed, and
 // those that a cursor asks about ($5 and $6: of which walk, and which). i says
 // which walk a row is of; sum is over the heads of its user, if the walk wants that
-// ($7). The last column is one that changed.
+// ($7), and read in vain if the list goes on behind its page. The last column is one
+// that changed.
 const sqlStays = `SELECT h.x, w.i, d.sum, s.* FROM (SELECT imd_horizon() AS x) h
 CROSS JOIN unnest($1::text[], $2::text[], $3::int8[], $4::int8[], $7::bool[]) WITH ORDINALITY AS w (who, after, since, most, sums, i)
 LEFT JOIN LATERAL (

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -139,7 +138,7 @@ func (c *checkpointer) renew(wait time.Duration) error {
 	if err := c.conn.open(context.Background()); err != nil {
 		return err
 	}
-	if _, err := c.conn.exec(fmt.Sprintf(`PRAGMA busy_timeout = %d`, wait.Milliseconds())); err != nil {
+	if err := c.conn.pragma("busy_timeout", wait.Milliseconds()); err != nil {
 		return errors.Join(err, c.conn.drop())
 	}
 	began := time.Now()

@@ -169,6 +169,21 @@ func TestTheLogEndsGrowingBesideSlowReaders(t *testing.T) {
 	}
 }
 
+// What the writer waits becomes shorter again.
+func TestPatienceIsObeyed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "imd.db")
+	c := byHand(t, openAt(t, path), path)
+	for _, want := range []time.Duration{renewWait, renewMost, renewWait} {
+		if err := c.renew(want); err != nil {
+			t.Fatal(err)
+		}
+		var ms int64
+		if err := c.conn.row("PRAGMA busy_timeout", nil, &ms); err != nil || ms != want.Milliseconds() {
+			t.Errorf("%d ms are in force, %v; want %v", ms, err, want)
+		}
+	}
+}
+
 // The longer the log, the longer the writer waits, within bounds.
 func TestPatience(t *testing.T) {
 	for pages, want := range map[int64]time.Duration{

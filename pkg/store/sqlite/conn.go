@@ -81,6 +81,13 @@ func (c *conn) exec(query string, args ...any) (int64, error) {
 	return r.RowsAffected()
 }
 
+// pragma sets something of the connection. It is prepared each time, as SQLite obeys
+// some of them while it prepares them.
+func (c *conn) pragma(name string, to int64) error {
+	_, err := c.c.ExecContext(context.Background(), fmt.Sprintf("PRAGMA %s = %d", name, to))
+	return err
+}
+
 // row reads one row into dest. Errors: sql.ErrNoRows.
 func (c *conn) row(query string, args []any, dest ...any) error {
 	s, err := c.stmt(query)

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -78,8 +77,7 @@ func (c *conn) resize(calm bool) error {
 	if calm {
 		kib = c.room.calm
 	}
-	// Not by exec: SQLite sets the size while it prepares the statement.
-	if _, err := c.c.ExecContext(context.Background(), fmt.Sprintf("PRAGMA cache_size = -%d", kib)); err != nil {
+	if err := c.pragma("cache_size", -int64(kib)); err != nil {
 		return err
 	}
 	c.calm = calm

@@ -1,21 +1,20 @@
 package sqlite
 
 import (
-	"crypto/sha256"
 	"database/sql"
-	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/pressly/goose/v3"
+
+	"github.com/imdhq/imd/pkg/store/storetest"
 )
 
 const (
-	// released is the schema of the last release, and releasedSum the check sum of
-	// the migrations up to it. They never change after a release, and none is added
-	// among them: databases that have passed them would stay without it.
+	// released is the schema of the last release, and releasedSum the sum of the
+	// migrations up to it; see storetest.Released.
 	released    = 13
 	releasedSum = "07108baad6fd33e53886a550776c79437256faa9222c4db8ab88c9479fcad709"
 )
@@ -26,26 +25,7 @@ func TestUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := fs.Glob(files, "*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.New()
-	for _, name := range names {
-		if v, err := goose.NumericComponent(name); err != nil {
-			t.Fatal(err)
-		} else if v > released {
-			continue
-		}
-		text, err := fs.ReadFile(files, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(sum, "%s %d\n%s", name, len(text), text)
-	}
-	if got := fmt.Sprintf("%x", sum.Sum(nil)); got != releasedSum {
-		t.Errorf("migrations that are released have changed: their sum is %s", got)
-	}
+	storetest.Released(t, files, released, releasedSum)
 
 	folder := t.TempDir()
 	path := filepath.Join(folder, "old.db")
