@@ -4,9 +4,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
+	"strconv"
+	"strings"
 	"testing"
-
-	"github.com/pressly/goose/v3"
 )
 
 // Released wants the migrations up to a version, in the folder files, to be what they
@@ -21,7 +21,8 @@ func Released(t testing.TB, files fs.FS, upTo int64, sum string) {
 	}
 	h := sha256.New()
 	for _, name := range names {
-		if v, err := goose.NumericComponent(name); err != nil {
+		number, _, _ := strings.Cut(name, "_")
+		if v, err := strconv.ParseInt(number, 10, 64); err != nil {
 			t.Fatal(err)
 		} else if v > upTo {
 			continue
