@@ -371,7 +371,9 @@ func receipts(t *testing.T, l live) {
 		t.Helper()
 		ack := a.MustSend(testenv.To(group, "x"))
 		b.Write(&clientv1.ClientFrame{Id: b.ID(), Kind: &clientv1.ClientFrame_Read{Read: &clientv1.Read{ConversationId: group, Seq: ack.Seq}}})
-		return func(f *clientv1.ServerFrame) bool { return f.GetReceipt().GetUserId() == "rc-b" && f.GetReceipt().ReadSeq >= ack.Seq }
+		return func(f *clientv1.ServerFrame) bool {
+			return f.GetReceipt().GetUserId() == "rc-b" && f.GetReceipt().ReadSeq >= ack.Seq
+		}
 	}
 	a.Take("a receipt in a group of three", read())
 	l.set("receipt.max_members", "2")

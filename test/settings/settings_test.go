@@ -14,7 +14,6 @@ import (
 	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/proto/gen/adminv1"
 	"github.com/imdhq/imd/proto/gen/adminv1/adminv1connect"
-	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
@@ -53,12 +52,7 @@ func inForce(t *testing.T, n *testenv.Node, revision int64) {
 // dial begins a session.
 func dial(t *testing.T, n *testenv.Node, user string) *testenv.Client {
 	t.Helper()
-	c := testenv.Dial(t, n.URL(), protocol.Proto)
-	c.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{Version: 1, Token: n.Token(user), DeviceId: "d"}}})
-	if f := c.Answer(1); f.GetWelcome() == nil {
-		t.Fatalf("hello is answered with %v", f)
-	}
-	return c
+	return testenv.Login(t, n.URL(), protocol.Proto, n.Token(user), "d")
 }
 
 // As many changes as three writers can make, half of them wrong, while people
@@ -153,11 +147,7 @@ func TestPrecedence(t *testing.T) {
 			t.Errorf("%s = %s from %s, want %s from %s", key, s.GetValue(), s.GetSource(), value, source)
 		}
 	}
-	welcome := func() uint32 {
-		c := testenv.Dial(t, n.URL(), protocol.Proto)
-		c.Write(&clientv1.ClientFrame{Id: 1, Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{Version: 1, Token: n.Token("ann"), DeviceId: "d"}}})
-		return c.Answer(1).GetWelcome().GetPingIntervalMs()
-	}
+	welcome := func() uint32 { return dial(t, n, "ann").Welcome.GetPingIntervalMs() }
 	holds("gateway.ping_interval", "40s", "--set")
 	holds("gateway.redeliver_after", "5s", "IMD_GATEWAY_REDELIVER_AFTER")
 	holds("gateway.login.multi", "10", "default")
