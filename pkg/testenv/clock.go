@@ -2,63 +2,73 @@ package testenv
 
 import (
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
 
-// clockTick is how often a Clock looks at what wants to run.
-const clockTick = 5 * time.Millisecond
+// longestStep is what at most counts of the time between two looks at a clock that
+// ticks every clockTick: what is longer, the process did not run.
+const (
+	clockTick   = 5 * time.Millisecond
+	longestStep = 4 * clockTick
+)
 
-// Clock tells the time of a machine that has nothing else to do: it goes more slowly
-// while more wants to run than there are processors, as a Limit does, and stands
-// still while this process is not run at all. What took long by it was slow by
-// itself. Safe for concurrent use.
+// Clock tells the time of a machine that has nothing else to do. It goes by more
+// slowly while more wants to run than there are processors, and stands while this
+// process does. What a test measures with it is what a mechanism took, and not what
+// the machine let it wait. Safe for concurrent use.
 type Clock struct {
-	now   atomic.Int64 // nanoseconds
-	stood atomic.Int64 // the same
-	crowd func() float64
+	mu    sync.Mutex
+	last  time.Time
+	told  time.Duration
+	stood time.Duration // the longest time without a look
 }
 
-// NewClock starts a clock, which stops with the test.
+// NewClock starts a clock that goes until the end of the test.
 func NewClock(t testing.TB) *Clock {
-	t.Helper()
-	c := &Clock{crowd: crowd}
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() { c.run(stop) })
-	t.Cleanup(func() { close(stop); wg.Wait() })
+	c := &Clock{last: time.Now()}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(clockTick)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				c.Now()
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-stopped })
 	return c
 }
 
-// Now is the time since the clock began.
-func (c *Clock) Now() time.Duration { return time.Duration(c.now.Load()) }
-
-// Since is how long it is since then, which is a time of Now.
-func (c *Clock) Since(then time.Duration) time.Duration { return c.Now() - then }
-
-// Stood is the longest time in which this process was not run, so far.
-func (c *Clock) Stood() time.Duration { return time.Duration(c.stood.Load()) }
-
-func (c *Clock) run(stop <-chan struct{}) {
-	tick := time.NewTicker(clockTick)
-	defer tick.Stop()
-	for last := time.Now(); ; {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-		}
-		now := time.Now()
-		gap := now.Sub(last)
-		c.stood.Store(max(c.stood.Load(), int64(gap-clockTick)))
-		c.now.Add(int64(counted(gap, c.crowd())))
-		last = now
-	}
+// Now is the time since the clock was started.
+func (c *Clock) Now() time.Duration {
+	crowd := crowd()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.step(time.Now(), crowd)
 }
 
-// counted is what a clock makes of the time between two looks. One that comes late
-// says that this process did not run meanwhile.
-func counted(gap time.Duration, crowd float64) time.Duration {
-	return time.Duration(float64(min(gap, 2*clockTick)) / min(max(crowd, 1), slowest))
+// Since is the time since a former answer of Now.
+func (c *Clock) Since(began time.Duration) time.Duration { return c.Now() - began }
+
+// Stood is the longest time so far in which this process was not run.
+func (c *Clock) Stood() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stood
+}
+
+// step counts the time until now, in which crowd threads wanted each processor.
+func (c *Clock) step(now time.Time, crowd float64) time.Duration {
+	if gap := now.Sub(c.last); gap > longestStep {
+		c.stood = max(c.stood, gap)
+	}
+	c.told += min(time.Duration(float64(now.Sub(c.last))/min(max(crowd, 1), slowest)), longestStep)
+	c.last = now
+	return c.told
 }

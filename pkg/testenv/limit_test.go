@@ -36,6 +36,21 @@ func TestALimitWaitsForABusyMachine(t *testing.T) {
 	}
 }
 
+func TestALimitDoesNotCountAStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimit(2 * time.Second)
+		l.crowd = func() float64 { return 1 }
+		time.Sleep(time.Minute)
+		if l.Over() {
+			t.Error("over after one look")
+		}
+		time.Sleep(time.Second)
+		if !l.Over() {
+			t.Error("not over after a second one")
+		}
+	})
+}
+
 func TestWhatWantsToRun(t *testing.T) {
 	for text, want := range map[string]float64{"0.5 0.4 0.3 9/260 24763\n": 4.5, "0.5 0.4": 1, "": 1, "a b c d": 1} {
 		if got := crowdOf(text, 2); got != want {
