@@ -3,6 +3,7 @@ package peer
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -20,6 +21,8 @@ type Set struct {
 	node   im.NodeID
 	log    *zap.Logger
 	parity bool
+
+	attempt, whole time.Duration // what one attempt of a call and the call take at most
 
 	state     service[internalv1connect.StateServiceHandler]
 	directory service[internalv1connect.DirectoryServiceHandler]
@@ -63,7 +66,7 @@ const (
 
 // NewSet makes the clients of the node.
 func NewSet(node im.NodeID, log *zap.Logger, opts ...Option) *Set {
-	s := &Set{node: node, log: log}
+	s := &Set{node: node, log: log, attempt: AttemptTimeout, whole: CallTimeout}
 	state := newGroup(roleState)
 	s.state.group, s.directory.group = state, state
 	s.push.group, s.gateway.group = newGroup(rolePush), newGroup(roleGateway)

@@ -1,15 +1,10 @@
 package testenv
 
 import (
-	"fmt"
-	"os"
-	"runtime"
-	"strings"
 	"time"
-)
 
-// slowest bounds how much more slowly a Limit goes by.
-const slowest = 10
+	"github.com/imdhq/imd/pkg/testenv/machine"
+)
 
 // Limit is a limit in the time of a machine that has nothing else to do: while
 // more wants to run than there are processors, it goes by more slowly. So it says
@@ -23,14 +18,14 @@ type Limit struct {
 
 // NewLimit begins a limit.
 func NewLimit(limit time.Duration) *Limit {
-	return &Limit{began: time.Now(), last: time.Now(), left: limit, crowd: crowd}
+	return &Limit{began: time.Now(), last: time.Now(), left: limit, crowd: machine.Crowd}
 }
 
 // Over counts the time since the last call, and reports whether the limit is over.
 // It looks at what wants to run at this moment, so call it every few milliseconds.
 func (l *Limit) Over() bool {
 	now := time.Now()
-	counted := time.Duration(float64(now.Sub(l.last)) / min(max(l.crowd(), 1), slowest))
+	counted := time.Duration(float64(now.Sub(l.last)) / machine.Slowdown(l.crowd()))
 	l.last, l.left, l.spent = now, l.left-counted, l.spent+counted
 	return l.left <= 0
 }
@@ -42,27 +37,4 @@ func (l *Limit) Slowness() float64 {
 		return 1
 	}
 	return float64(l.last.Sub(l.began)) / float64(l.spent)
-}
-
-// crowd is how many threads want to run for each processor; 1 where that is not
-// known.
-func crowd() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 1
-	}
-	return crowdOf(string(text), runtime.NumCPU())
-}
-
-// crowdOf reads the fourth field of /proc/loadavg, "running/all".
-func crowdOf(loadavg string, processors int) float64 {
-	fields := strings.Fields(loadavg)
-	if len(fields) < 4 {
-		return 1
-	}
-	var running int
-	if _, err := fmt.Sscanf(fields[3], "%d/", &running); err != nil {
-		return 1
-	}
-	return float64(running) / float64(processors)
 }
