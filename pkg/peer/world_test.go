@@ -2,8 +2,10 @@ package peer
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -92,8 +94,8 @@ func (n *stateNode) Health(context.Context, *v1.HealthRequest) (*v1.HealthRespon
 // start opens the internal listener; addr "" = a free port.
 func (n *stateNode) start(t testing.TB, addr string) {
 	t.Helper()
-	if addr == "" {
-		addr = "127.0.0.1:0"
+	if addr == "" { // one that no other program's connections leave from, so that its port stays free
+		addr = fmt.Sprintf("127.11.%d.1:0", os.Getpid()&255)
 	}
 	var err error
 	if n.ln, err = net.Listen("tcp", addr); err != nil {
