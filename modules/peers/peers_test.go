@@ -54,7 +54,7 @@ type node struct {
 // launch starts a node; secret is that of its control plane.
 func launch(t *testing.T, id, secret string, cfg Config, change func(*Deps)) *node {
 	t.Helper()
-	n := &node{set: peer.NewSet(im.NodeID(id), zap.NewNop()), handle: &control.Handle{}}
+	n := &node{set: peer.NewSet(im.NodeID(id), zap.NewNop(), peer.WithPatience(testenv.Patience)), handle: &control.Handle{}}
 	n.handle.SetSecret(func() string { return secret })
 	if cfg.Listen == "" {
 		cfg.Listen = "127.0.0.1:0"

@@ -57,6 +57,10 @@ type Option func(*Set)
 // leave requests alone. For tests.
 func WithParity() Option { return func(s *Set) { s.parity = true } }
 
+// WithPatience gives calls and each of their attempts that time. For tests that are
+// about other things than time, on machines that may stand still.
+func WithPatience(d time.Duration) Option { return func(s *Set) { s.attempt, s.whole = d, d } }
+
 // The roles that are called.
 const (
 	roleState   = "state"

@@ -150,10 +150,9 @@ func newWorld(t testing.TB, names ...string) *world { return newWorldOver(t, Sec
 
 func newWorldOver(t testing.TB, sec Security, names ...string) *world {
 	t.Helper()
-	w := &world{caller: NewSet("caller", zap.NewNop())}
 	// Over a real network a machine that stands still makes nothing late; what calls
 	// do in time is tested without one.
-	w.caller.attempt, w.caller.whole = 10*time.Second, 30*time.Second
+	w := &world{caller: NewSet("caller", zap.NewNop(), WithPatience(10*time.Second))}
 	for _, name := range names {
 		n := &stateNode{name: name}
 		n.start(t, "")
