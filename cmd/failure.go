@@ -100,9 +100,6 @@ func classify(err error) *failure {
 	if errors.As(err, &used) {
 		return newFailure(exitFailed, "in_use", used.Error(), "")
 	}
-	if errors.Is(err, store.ErrLocked) {
-		return newFailure(exitFailed, "in_use", plainText(err), "a node runs on it, or another command; stop that first")
-	}
 	var e *im.Error
 	var ce *connect.Error
 	if errors.As(err, &e) || errors.As(err, &ce) {
