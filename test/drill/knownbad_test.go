@@ -37,7 +37,7 @@ var alone = []string{"--antientropy", "10m"}
 var mistakes = []mistake{
 	{failpoint.AckBeforeCommit, "the answer to a send leaves before its transaction is durable", "", []string{"--faults", "disk,kill"}, nil},
 	{failpoint.NoDedupIndex, "nothing keeps a repeated send from being stored twice", "", []string{"--faults", "drop,kill"}, nil},
-	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "members", "--rate", "400"}, nil},
+	{failpoint.PermissionBeforeDedup, "a repeated send is refused because its sender may not write any more, though it is stored", "", []string{"--faults", "members"}, nil},
 	{failpoint.ReadBeforeSubscribe, "a session gets deliveries only from after its sync was read", "", append([]string{"--faults", "groups,reset"}, alone...), nil},
 	{failpoint.SyncWithoutOverlap, "a sync token is taken after reading what it stands for", "state.before_fanout sleep 2500ms",
 		append([]string{"--faults", "groups,reset", "--rate", "60"}, alone...), nil},
