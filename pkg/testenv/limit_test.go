@@ -37,3 +37,18 @@ func TestALimitWaitsForABusyMachine(t *testing.T) {
 		})
 	}
 }
+
+func TestALimitDoesNotCountAStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimit(2 * time.Second)
+		l.crowd = func() float64 { return 1 }
+		time.Sleep(time.Minute)
+		if l.Over() {
+			t.Error("over after one look")
+		}
+		time.Sleep(time.Second)
+		if !l.Over() {
+			t.Error("not over after a second one")
+		}
+	})
+}

@@ -320,7 +320,7 @@ func TestACopyMayNumberFromSegments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := g.Begin(t.Context(), store.Origin{DataEpoch: "e"}); err != nil {
+	if _, err := g.Begin(t.Context(), store.Origin{DataEpoch: "e"}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := pgx.Connect(t.Context(), strings.Split(dsn, "&")[0])
