@@ -53,17 +53,18 @@ func TestPassword(t *testing.T) {
 		return etcd.New(dial(password), o).Load(t.Context())
 	}
 	var away *control.AwayError
-	wait(t, "etcd has time for the right password", func() bool { // a busy one is asked again, as by a server
-		if err = load("right"); err != nil && !errors.As(err, &away) {
-			t.Fatal(err)
-		}
-		return err == nil
-	})
+	answer := func(password string) (err error) { // of an etcd that may be busy, as a server gets it
+		wait(t, "etcd answers", func() bool { err = load(password); return !errors.As(err, &away) })
+		return err
+	}
+	if err := answer("right"); err != nil {
+		t.Errorf("with the right password: %v", err)
+	}
 	var refused *control.RefusedError
-	if err := load("wrong"); !errors.As(err, &refused) || refused.At != "http://"+addr {
+	if err := answer("wrong"); !errors.As(err, &refused) || refused.At != "http://"+addr {
 		t.Errorf("with a wrong password: %v", err)
 	}
-	if err := load(""); !errors.As(err, &refused) {
+	if err := answer(""); !errors.As(err, &refused) {
 		t.Errorf("without a password: %v", err)
 	}
 	if err := s.Close(); err != nil {
