@@ -69,7 +69,8 @@ func beginTuned(t testing.TB, tune func(*Gateway), edit ...func(*Config)) *world
 		t.Fatal(err)
 	}
 	w := &world{t: t, routes: memory.New(), key: auth.Key{ID: "k1", Secret: []byte("0123456789abcdef0123456789abcdef")}}
-	w.peers = peer.NewSet(testNode, zap.NewNop(), parity(t)...)
+	// Calls have time, so that a machine that stands still for a moment fails none.
+	w.peers = peer.NewSet(testNode, zap.NewNop(), append(parity(t), peer.WithPatience(testenv.Patience))...)
 	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, notes: map[string]note{}, poison: "-", bane: "-", gate: make(chan struct{})}
 	close(w.state.gate)
 	v, err := auth.NewVerifier(auth.DefaultConfig(), func() []auth.Key { return []auth.Key{w.key} })
