@@ -44,10 +44,11 @@ type world struct {
 const testNode = im.NodeID("n1")
 
 // fast has times that suit tests; everything else is as shipped. Nothing is
-// delivered again in a test that is not about it, however slow the machine is.
+// delivered again, and nobody sent away for want of a hello, in a test that is not
+// about it, however slow the machine is.
 func fast() Config {
 	c := DefaultConfig()
-	c.Listen, c.RedeliverAfter = "127.0.0.1:0", time.Minute
+	c.Listen, c.RedeliverAfter, c.HelloTimeout = "127.0.0.1:0", time.Minute, 30*time.Second
 	c.Drain = DrainConfig{Delay: 50 * time.Millisecond, MinSpread: 100 * time.Millisecond, MaxSpread: time.Second, Grace: 300 * time.Millisecond}
 	return c
 }
