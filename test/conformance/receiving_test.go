@@ -128,7 +128,7 @@ func laterRange(t *testing.T, s *suite) {
 	}
 	conv := protocol.DirectID(s.user("ann"), s.user("bob"))
 	receipt := func(limit time.Duration, seq int64) *clientv1.ServerFrame {
-		return a.TakeWithin(limit, func(f *clientv1.ServerFrame) bool {
+		return a.Await(limit, func(f *clientv1.ServerFrame) bool {
 			return f.GetReceipt().GetUserId() == s.user("bob") && f.GetReceipt().DeliveredSeq == seq
 		})
 	}

@@ -153,11 +153,12 @@ func ackFrame(conv string, after, seq int64) *clientv1.ClientFrame {
 		Ranges: []*clientv1.AckRange{{ConversationId: conv, AfterSeq: after, Seq: seq}}}}}
 }
 
-// wantClosed waits for the close code and, from 4000 on, for the bye before it.
+// wantClosed waits for the close code and, from 4000 on, for the bye before it. The
+// limit goes by as a testenv.Limit does.
 func wantClosed(t *testing.T, c *testenv.Client, code int, reason string, within time.Duration) {
 	t.Helper()
 	if code >= 4000 {
-		f := c.TakeWithin(within, func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil })
+		f := c.Await(within, func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil })
 		if f == nil {
 			t.Errorf("no bye came within %v", within)
 		} else if b := f.GetBye(); b.Reason != reason || int(b.CloseCode) != code || b.Reconnect != (code < 4500) {

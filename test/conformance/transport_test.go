@@ -209,10 +209,10 @@ func helloOrder(t *testing.T, s *suite) {
 }
 
 func noHello(t *testing.T, s *suite) {
+	began, clock := time.Now(), testenv.NewClock(t)
 	c := testenv.Dial(t, s.Door(), s.enc)
-	began := time.Now()
 	wantClosed(t, c, 4008, "auth_timeout", 8*time.Second)
-	if took := time.Since(began); took < 4*time.Second || took > 7*time.Second {
+	if took := time.Since(began); took < 4*time.Second || clock.Now() > 7*time.Second {
 		t.Errorf("closed after %v, want about 5 s", took)
 	}
 }

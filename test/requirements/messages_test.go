@@ -234,8 +234,8 @@ func TestR05KilledBetweenAcceptingAndFinishing(t *testing.T) {
 // next session gets it, and the dead one goes.
 func TestR06OnlyAnAckIsDelivery(t *testing.T) {
 	t.Parallel()
-	const ping, pong = 2 * time.Second, 2 * time.Second
-	n := node(t, "gateway.ping_interval=2s", "gateway.pong_timeout=2s", "gateway.redeliver_after=200ms")
+	const ping, pong = 2 * time.Second, 4 * time.Second // those who answer may be stopped for two by the machine
+	n := node(t, fmt.Sprint("gateway.ping_interval=", ping), fmt.Sprint("gateway.pong_timeout=", pong), "gateway.redeliver_after=200ms")
 	p, base := proxy(t, n)
 	a := login(t, n, "ann", "d")
 	conv := a.MustSend(testenv.ToUser("bob", "1")).ConversationId

@@ -187,7 +187,7 @@ func TestR13UnreadCounts(t *testing.T) {
 func TestR14CatchingUpOverASlowLink(t *testing.T) {
 	t.Parallel()
 	const conversations, each = 300, 20
-	n := node(t, append(unhurried, "gateway.ping_interval=1s", "gateway.pong_timeout=2s")...)
+	n := node(t, append(unhurried, "gateway.ping_interval=1s", "gateway.pong_timeout=4s")...)
 	p, base := proxy(t, n)
 	writer := login(t, n, "writer", "d")
 	var sends []*clientv1.Send

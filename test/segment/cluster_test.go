@@ -241,12 +241,17 @@ func (c *cluster) start(name string) {
 		}
 		_ = p.cmd.Wait() // it was killed
 	}()
-	select {
-	case <-ready:
-	case <-p.gone:
-		c.t.Fatalf("process %s does not start", name)
-	case <-time.After(testenv.ReadyIn):
-		c.t.Fatalf("process %s is not ready", name)
+	for l, waits := testenv.NewLimit(testenv.ReadyIn), true; waits; {
+		select {
+		case <-ready:
+			waits = false
+		case <-p.gone:
+			c.t.Fatalf("process %s does not start", name)
+		case <-time.After(20 * time.Millisecond):
+			if l.Over() {
+				c.t.Fatalf("process %s is not ready", name)
+			}
+		}
 	}
 	c.mu.Lock()
 	c.procs[name] = p
