@@ -298,14 +298,23 @@ func (c *Client) Send(s *clientv1.Send) *clientv1.SendAck {
 	return f.GetSendAck()
 }
 
-// MustSend is Send; the test fails unless it is stored.
+// MustSend is Send; the test fails unless it is stored. A server that says busy or
+// unavailable, as one does that a slow machine has held up, gets it again, as from
+// any client.
 func (c *Client) MustSend(s *clientv1.Send) *clientv1.SendAck {
 	c.t.Helper()
-	a := c.Send(s)
-	if a.Status != clientv1.Ack_ACK_OK {
-		c.t.Fatalf("the send was not stored: %v", a)
+	for l := NewLimit(Patience); ; {
+		a := c.Send(s)
+		if a.Status == clientv1.Ack_ACK_OK {
+			return a
+		}
+		if r := a.GetError().GetReason(); a.Status != clientv1.Ack_ACK_RETRY || r != "busy" && r != "unavailable" || l.Over() {
+			c.t.Fatalf("the send was not stored: %v", a)
+		}
+		c.t.Logf("a send is made again: %v", a)
+		time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
+		s.Resend = true
 	}
-	return a
 }
 
 // History reads one page; the test fails on an error.

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
 func TestALimitWaitsForABusyMachine(t *testing.T) {
@@ -14,7 +16,7 @@ func TestALimitWaitsForABusyMachine(t *testing.T) {
 	}{
 		{"nothing else runs", 0.5, time.Second},
 		{"four times as much as there are processors", 4, 4 * time.Second},
-		{"it stands still", 1000, slowest * time.Second},
+		{"it stands still", 1000, machine.Slowest * time.Second},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -49,12 +51,4 @@ func TestALimitDoesNotCountAStandstill(t *testing.T) {
 			t.Error("not over after a second one")
 		}
 	})
-}
-
-func TestWhatWantsToRun(t *testing.T) {
-	for text, want := range map[string]float64{"0.5 0.4 0.3 9/260 24763\n": 4.5, "0.5 0.4": 1, "": 1, "a b c d": 1} {
-		if got := crowdOf(text, 2); got != want {
-			t.Errorf("%q: %v, want %v", text, got, want)
-		}
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -230,6 +231,17 @@ func (n *Node) Log() string {
 		return text
 	}
 	return n.log.String()
+}
+
+// AwaitLog waits until the process has written text: what it has done may be seen
+// elsewhere a moment before its log says so.
+func (n *Node) AwaitLog(text string) {
+	n.t.Helper()
+	for l := NewLimit(ReadyIn); !strings.Contains(n.Log(), text); time.Sleep(5 * time.Millisecond) {
+		if l.Over() {
+			n.t.Fatalf("the log does not say %q", text)
+		}
+	}
 }
 
 // Signal sends a signal to the process.

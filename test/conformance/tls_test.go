@@ -98,7 +98,7 @@ func TestRenewedCertificate(t *testing.T) {
 	if got := shown(); got != second.String() {
 		t.Errorf("with bad files %s is shown", got)
 	}
-	eventually("the log says it", func() bool { return strings.Contains(n.Log(), "the last good one stays in force") })
+	n.AwaitLog("the last good one stays in force")
 	talk()
 	if got := states.Load(); got != calm {
 		t.Error("a client had to come back")

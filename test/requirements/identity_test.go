@@ -269,7 +269,7 @@ func TestR43EveryOriginNeedsAnUnsafeSetting(t *testing.T) {
 		t.Errorf("* alone: %d %s", status, text)
 	}
 	open := node(t, "gateway.allowed_origins=*", "gateway.unsafe_allow_all_origins=true")
-	says(t, open, "every web page may connect")
+	open.AwaitLog("every web page may connect")
 	c, _, err := testenv.TryDial(t, open.URL(), protocol.JSON, testenv.DialOptions{Header: http.Header{"Origin": {"https://any.example"}}})
 	if err != nil {
 		t.Fatal(err)

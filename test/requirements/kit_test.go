@@ -246,12 +246,6 @@ func eventually(t *testing.T, what string, limit time.Duration, cond func() bool
 	}
 }
 
-// says waits until the log of a node has a text: its lines come through a pipe.
-func says(t *testing.T, n *testenv.Node, text string) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("the log says %q", text), testenv.Patience, func() bool { return strings.Contains(n.Log(), text) })
-}
-
 // reader is a device that follows the rules for what comes: it shows entries in
 // order, fetches what is missing, and acknowledges.
 type reader struct {

@@ -79,7 +79,7 @@ func TestR09ATakenNumberIsPassedBy(t *testing.T) {
 	if ack := c.MustSend(testenv.ToUser("dan", "x")); ack.Seq != 1 {
 		t.Errorf("another conversation: %v", ack)
 	}
-	says(t, n, conv)
+	n.AwaitLog(conv)
 	if v := n.Metric(`imd_log_lines_total{level="error"}`); v < 1 {
 		t.Errorf("%v errors are counted", v)
 	}

@@ -78,7 +78,7 @@ func TestR26FewDescriptors(t *testing.T) {
 			n := &testenv.Node{Dir: t.TempDir() + "/data", Under: []string{"sh", "-c", `ulimit -n 256; exec "$0" "$@"`},
 				Args: set(fmt.Sprint("gateway.max_connections=", most), "gateway.hello_timeout=30s")}
 			n.Begin(t)
-			says(t, n, "more connections are allowed than the process may open files")
+			n.AwaitLog("more connections are allowed than the process may open files")
 			clock := testenv.NewClock(t)
 			var chatting []*testenv.Client
 			for i := range 20 {

@@ -224,5 +224,5 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 		t.Errorf("only %d sends and %d logins", sent, logins)
 	}
 	t.Logf("%d sends, the slowest answer took %v; %d logins, the slowest took %v", sent, slowest, logins, slowestLogin)
-	says(t, n, "does not answer")
+	n.AwaitLog("does not answer")
 }
