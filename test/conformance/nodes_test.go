@@ -414,7 +414,7 @@ func TestRestoredStoreIsNoticed(t *testing.T) {
 			t.Error("a restart changed the data_epoch")
 		}
 		a.MustSend(testenv.ToUser(s.user("bob"), "lost by the restore"))
-		token := a.Request(syncFrame(&clientv1.Sync{})).GetSyncResult().SyncToken
+		token := a.Sync(&clientv1.Sync{}).SyncToken
 		n.Stop()
 		copyDatabase(t, backup, n.StoreDir())
 		n.Start()
@@ -422,7 +422,7 @@ func TestRestoredStoreIsNoticed(t *testing.T) {
 		if a.Welcome.DataEpoch == before {
 			t.Error("a restored store has the same data_epoch")
 		}
-		r := a.Request(syncFrame(&clientv1.Sync{SyncToken: token})).GetSyncResult()
+		r := a.Sync(&clientv1.Sync{SyncToken: token})
 		if !r.Full || r.DataEpoch != a.Welcome.DataEpoch || len(r.Conversations) == 0 {
 			t.Errorf("sync with the old token: %v", r)
 		}

@@ -158,7 +158,7 @@ func unknown(t *testing.T, s *suite) {
 	wantReason(t, c.Answer(71), "unknown_kind")
 	recall := testenv.ToUser(s.user("bob"), "x")
 	recall.Kind, recall.TargetSeq = clientv1.EntryKind_ENTRY_KIND_RECALL, 1
-	if a := c.Send(recall); a.Status != clientv1.Ack_ACK_FAIL || a.Error.Reason != "unsupported" {
+	if a := c.Decide(recall); a.Status != clientv1.Ack_ACK_FAIL || a.Error.Reason != "unsupported" {
 		t.Errorf("a recall: %v", a)
 	}
 	alive(t, c)
@@ -283,7 +283,7 @@ func identity(t *testing.T, s *suite) {
 	conv := protocol.DirectID(s.user("ann"), s.user("bob"))
 	a.Request(readFrame(conv, e.Seq))
 	a.Write(ackFrame(conv, 0, e.Seq))
-	st := b.Request(syncFrame(&clientv1.Sync{})).GetSyncResult().Conversations[0]
+	st := b.Sync(&clientv1.Sync{}).Conversations[0]
 	if st.ReadSeq != 0 || st.UnreadCount == 0 {
 		t.Errorf("bob's state moved: %v", st)
 	}

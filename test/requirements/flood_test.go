@@ -270,7 +270,7 @@ func TestR46SilentPeers(t *testing.T) {
 	})
 	wg.Wait()
 	honest := login(t, n, "honest", "d")
-	if f := honest.Request(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
+	if f := honest.Ask(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
 		t.Errorf("afterwards: %v", f)
 	}
 }
