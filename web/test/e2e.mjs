@@ -15,6 +15,7 @@ const waitMs = 60_000; // for what never comes; what has to come soon is measure
 if (shotsDir) mkdirSync(shotsDir, { recursive: true });
 
 const browser = await chromium.launch({
+  timeout: waitMs,
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"],
 });
