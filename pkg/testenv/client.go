@@ -474,6 +474,13 @@ func (c *Client) Closed() bool {
 	return c.closed
 }
 
+// Silence leaves pings unanswered from now on.
+func (c *Client) Silence() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.NoPong = true
+}
+
 // Pings is how many pings came.
 func (c *Client) Pings() int {
 	c.mu.Lock()
