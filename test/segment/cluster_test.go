@@ -39,6 +39,7 @@ func shown(text string) string {
 
 const (
 	senders = 12
+	enough  = 100 // sends that were acknowledged, for a judgement to say something
 	hot     = "g_hot"
 	reader  = "reader"
 	late    = "late" // writes when the schedule says so
@@ -497,6 +498,10 @@ func (c *cluster) run(script func()) *verify.Report {
 	script()
 	healed := c.rec.Now()
 	time.Sleep(700 * time.Millisecond)
+	// A slow machine needs longer for as many sends as a judgement wants.
+	for l := testenv.NewLimit(10 * time.Second); c.acked.Load() < enough && !l.Over(); {
+		time.Sleep(20 * time.Millisecond)
+	}
 	stop()
 	writing.Wait()
 	end()
