@@ -205,8 +205,16 @@ async function group(alice, bob) {
   await shoot(bob, "11-group-chat");
 
   await bob.getByRole("button", { name: "About this conversation" }).click();
+  await bob.locator(".member", { hasText: "alice" }).waitFor();
   await bob.getByRole("button", { name: "Leave the group" }).click();
+  // The page may hear that he has left before it hears that his wish was done.
+  await bob.route("**/ConversationService/Leave", async (route) => {
+    const response = await route.fetch();
+    await bob.getByText("You are not in this group any more").waitFor();
+    await route.fulfill({ response });
+  });
   await bob.getByRole("button", { name: "Really leave?" }).click();
+  await bob.locator(".member").first().waitFor({ state: "detached" });
   await alice.locator(".change", { hasText: "bob left" }).waitFor();
   await bob.getByText("You are not in this group any more").waitFor();
   await shoot(bob, "12-left");
