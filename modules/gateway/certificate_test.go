@@ -184,7 +184,7 @@ func TestStalledClientsThroughTLS(t *testing.T) {
 	if waits != stalled {
 		t.Errorf("something waits for %d of %d", waits, stalled)
 	}
-	w.stop() // which fails if it takes longer than two seconds
+	w.stop() // which fails if it takes longer than the last writes may
 }
 
 // Which pairs of files are taken at the start and while the gateway runs.

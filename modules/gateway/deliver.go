@@ -213,7 +213,7 @@ func (s *session) wakeOnline(now time.Time) []run.Out {
 		s.pullingLocked(now)
 	}
 	s.beat.interval, s.beat.timeout = hot.pingInterval, hot.pongTimeout // holds from the next ping on
-	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.stalled.Load())
+	ping, dead := s.beat.step(now, time.Unix(0, s.wire.lastByte.Load()), s.g.wheel.resumed(), s.stalled.Load())
 	if dead {
 		s.endLocked("idle", "no sign of life", 0)
 		return nil

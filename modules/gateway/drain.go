@@ -129,7 +129,7 @@ func (s *session) displace(reason string) bool {
 }
 
 func (s *session) yield() {
-	t := time.NewTimer(yieldTime)
+	t := time.NewTimer(s.g.yieldTime)
 	defer t.Stop()
 	select {
 	case <-s.done:

@@ -143,6 +143,7 @@ type Gateway struct {
 
 	quietTime    time.Duration // without a byte until a connection is parked
 	overloadTime time.Duration // how long a connection may be above its rates
+	yieldTime    time.Duration // how long a session whose client moves stays beside the new one
 	sockets      *sockets
 	files        uint64    // that the process may open; set by Start, then of followFiles
 	toldFiles    time.Time // when the log was told last that there are none left
@@ -186,7 +187,7 @@ func New(cfg Config, d Deps) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, Deps: d, m: m, origins: newOrigins(cfg), proxies: proxies,
 		tuned: settings.Derive(d.Settings, func(now *settings.Snapshot) tuning { return tune(cfg, now) }), hub: newHub(), wheel: newWheel(time.Now()),
-		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime, memoryUsed: usedMemory,
+		marks: newMarks(d.State, m, d.Log), quietTime: quietTime, overloadTime: overloadTime, yieldTime: yieldTime, memoryUsed: usedMemory,
 	}
 	g.limits = newLimits(cfg.Limits, func() rates { return g.tuned.Get().rates }, time.Now)
 	for _, enc := range []protocol.Encoding{protocol.Proto, protocol.JSON} {

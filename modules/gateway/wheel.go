@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -11,6 +12,9 @@ const (
 	tick = 100 * time.Millisecond
 	// slots is how many ticks a turn has; what is due later goes round again.
 	slots = 512
+	// standstill is the time between two turns from which on the process is taken to
+	// have stood still: what came meanwhile is not read yet.
+	standstill = 5 * tick
 )
 
 // wheel is the timer of all sessions: one lock and one ticker for any number
@@ -21,6 +25,8 @@ type wheel struct {
 	mu    sync.Mutex
 	at    int64 // the tick that advance has done
 	heads [slots]*timer
+
+	back atomic.Pointer[time.Time] // the end of the last standstill; nil = there was none
 }
 
 // timer is a place in the wheel. It belongs to one session.
@@ -95,11 +101,21 @@ func (w *wheel) advance(now time.Time, due []*session) []*session {
 	return due
 }
 
+// resumed is when the process last went on after it had stood still; zero = it
+// never did.
+func (w *wheel) resumed() time.Time {
+	if at := w.back.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
+}
+
 // run wakes sessions until ctx is done.
 func (w *wheel) run(ctx context.Context, wake func(*session, time.Time)) {
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	var due []*session
+	last := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -107,6 +123,10 @@ func (w *wheel) run(ctx context.Context, wake func(*session, time.Time)) {
 		case <-t.C:
 		}
 		now := time.Now()
+		if now.Sub(last) > standstill {
+			w.back.Store(&now)
+		}
+		last = now
 		due = w.advance(now, due[:0])
 		for _, s := range due {
 			wake(s, now)

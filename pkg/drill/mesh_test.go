@@ -10,8 +10,11 @@ import (
 	"github.com/imdhq/imd/pkg/testenv"
 )
 
-// hears reports whether a member is heard through a front within a moment.
-func hears(t *testing.T, address string) bool {
+// soon is how long who is not heard is listened to.
+const soon = 500 * time.Millisecond
+
+// hears reports whether a member is heard through a front within a time.
+func hears(t *testing.T, address string, within time.Duration) bool {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
 	if err != nil {
@@ -21,7 +24,7 @@ func hears(t *testing.T, address string) bool {
 	if _, err := c.Write([]byte("x")); err != nil {
 		return false
 	}
-	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+	_ = c.SetReadDeadline(time.Now().Add(within))
 	_, err = c.Read(make([]byte, 1))
 	return err == nil
 }
@@ -42,19 +45,19 @@ func TestMesh(t *testing.T) {
 	}
 	defer m.close()
 	second, third := m.fronts[1].Addr().String(), m.fronts[2].Addr().String()
-	if !hears(t, second) || !hears(t, third) {
+	if !hears(t, second, testenv.Patience) || !hears(t, third, testenv.Patience) {
 		t.Fatal("a member does not hear the others")
 	}
 	m.isolate(1, true)
-	if hears(t, second) || !hears(t, third) {
+	if hears(t, second, soon) || !hears(t, third, testenv.Patience) {
 		t.Error("the wrong ones are cut off")
 	}
 	m.isolate(1, false)
-	if !hears(t, second) {
+	if !hears(t, second, testenv.Patience) {
 		t.Error("it does not heal")
 	}
 	member.Store(9)
-	if hears(t, second) {
+	if hears(t, second, soon) {
 		t.Error("a stranger is let in")
 	}
 }

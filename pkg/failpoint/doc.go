@@ -5,8 +5,9 @@
 // # Rules
 //
 // The environment variable IMD_TEST_POINTS names the file. It is looked at
-// twenty times a second, so that rules come and go while the server runs. Each
-// line is one rule:
+// twenty times a second, so that rules come and go while the server runs; put a whole
+// file in its place, as one that is written may be read in part. Standard error tells
+// when it is [InForce]. Each line is one rule:
 //
 //	POINT ACTION [ARGUMENT] [PROBABILITY]
 //	state.before_append sleep 200ms 0.1

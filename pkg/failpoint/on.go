@@ -46,7 +46,8 @@ func begin() {
 	}()
 }
 
-// load takes what the file says; what cannot be read leaves things as they are.
+// load takes what the file says, and tells on standard error that it did; what cannot
+// be read leaves things as they are.
 func load(path string) {
 	read, err := os.ReadFile(path)
 	if err != nil || string(read) == text {
@@ -55,6 +56,7 @@ func load(path string) {
 	text = string(read)
 	if r, err := Parse(text); err == nil {
 		rules.Store(&r)
+		fmt.Fprintf(os.Stderr, "fail points in %s: %s (%d)\n", path, InForce, len(r.List))
 	} else {
 		fmt.Fprintf(os.Stderr, "fail points in %s: %v\n", path, err)
 	}

@@ -18,6 +18,10 @@ const (
 	BadVar = "IMD_TEST_BAD"
 )
 
+// InForce is in what a process says on standard error once it follows the rules in the
+// file, each time they have changed.
+const InForce = "the rules are in force"
+
 // RedisClock is the key in Redis that moves its clock for builds with the tag drill, by so
 // many seconds.
 const RedisClock = "imd:drill:clock"

@@ -35,7 +35,7 @@ func (i isolated) Value(key any) any {
 // request stays the caller's and is read-only for both while the call lasts;
 // the response is the caller's.
 func call[H, Req, Res any](ctx context.Context, s *Set, op string, h H, f function[H, Req, Res], req *Req) (res *Res, err error) {
-	ctx, cancel := context.WithTimeout(isolated{ctx}, CallTimeout)
+	ctx, cancel := context.WithTimeout(isolated{ctx}, s.whole)
 	defer cancel()
 	defer func() {
 		if p := recover(); p != nil {

@@ -46,7 +46,7 @@ func invoke[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Meth
 	if v.group.alone.Load() {
 		return here(ctx, s, v, m, f, req)
 	}
-	ctx, cancel := context.WithTimeout(isolated{ctx}, CallTimeout)
+	ctx, cancel := context.WithTimeout(isolated{ctx}, s.whole)
 	defer cancel()
 	var tried []string
 	for retry := 0; ; retry++ {
@@ -99,7 +99,7 @@ func invokeAt[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Me
 	if p == nil {
 		return nil, absent(m.Name, v.group.role)
 	}
-	ctx, cancel := context.WithTimeout(isolated{ctx}, CallTimeout)
+	ctx, cancel := context.WithTimeout(isolated{ctx}, s.whole)
 	defer cancel()
 	return once(ctx, s, v, m, p, f, req)
 }
@@ -164,7 +164,7 @@ func once[H, Req, Res any](ctx context.Context, s *Set, v *service[H], m *Method
 	if p.remote == nil {
 		return here(ctx, s, v, m, f, req)
 	}
-	actx, cancel := context.WithTimeout(ctx, AttemptTimeout)
+	actx, cancel := context.WithTimeout(ctx, s.attempt)
 	defer cancel()
 	parent := trace.From(ctx)
 	here := parent.Child()

@@ -3,6 +3,7 @@ package peer
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -20,6 +21,8 @@ type Set struct {
 	node   im.NodeID
 	log    *zap.Logger
 	parity bool
+
+	attempt, whole time.Duration // what one attempt of a call and the call take at most
 
 	state     service[internalv1connect.StateServiceHandler]
 	directory service[internalv1connect.DirectoryServiceHandler]
@@ -54,6 +57,10 @@ type Option func(*Set)
 // leave requests alone. For tests.
 func WithParity() Option { return func(s *Set) { s.parity = true } }
 
+// WithPatience gives calls and each of their attempts that time. For tests that are
+// about other things than time, on machines that may stand still.
+func WithPatience(d time.Duration) Option { return func(s *Set) { s.attempt, s.whole = d, d } }
+
 // The roles that are called.
 const (
 	roleState   = "state"
@@ -63,7 +70,7 @@ const (
 
 // NewSet makes the clients of the node.
 func NewSet(node im.NodeID, log *zap.Logger, opts ...Option) *Set {
-	s := &Set{node: node, log: log}
+	s := &Set{node: node, log: log, attempt: AttemptTimeout, whole: CallTimeout}
 	state := newGroup(roleState)
 	s.state.group, s.directory.group = state, state
 	s.push.group, s.gateway.group = newGroup(rolePush), newGroup(roleGateway)

@@ -196,6 +196,36 @@ type Origin struct {
 	DataEpoch string
 	State     string // another one as soon as anything in the source changes
 	Newest    time.Time
+	// MovedEpoch and MovedState are DataEpoch and State of the source when a copy
+	// retired it; "" = none has. MovedState is "" also if it has changed since.
+	MovedEpoch, MovedState string
+}
+
+// Taken says what a target already has of a source.
+type Taken struct {
+	Tables   map[Table]Progress
+	Finished bool // all of it, and the target is open to servers
+	Moved    bool // also finished, and the source is retired: nothing is left to do
+}
+
+// Meet compares the copy that a target holds, of a source that had this data_epoch
+// and state, with the source o. Targets call it in Begin.
+//
+// Errors: ErrOccupied, ErrChanged.
+func (o Origin) Meet(epoch, state string, finished bool) (moved bool, err error) {
+	switch {
+	case epoch == o.DataEpoch && state == o.State:
+		return false, nil
+	case epoch == o.DataEpoch && !finished:
+		return false, ErrChanged
+	case epoch == o.DataEpoch:
+		return false, fmt.Errorf("a copy into it was finished before: %w", ErrOccupied)
+	case epoch == o.MovedEpoch && finished && state == o.MovedState:
+		return true, nil
+	case epoch == o.MovedEpoch && finished:
+		return false, fmt.Errorf("the source was copied into it before, and has been used since: %w", ErrOccupied)
+	}
+	return false, fmt.Errorf("it is the copy of another store: %w", ErrOccupied)
 }
 
 // Exporter reads a store from one end to the other.
@@ -231,11 +261,10 @@ type Progress struct {
 type Target interface {
 	Exporter
 	// Begin takes up the copy of o where it stands, or begins it in an empty store;
-	// from now on no server opens the store until Finish. finished says that the
-	// copy of just this origin has come to its end before.
+	// from now on no server opens the store until Finish.
 	//
 	// Errors: ErrOccupied, ErrChanged.
-	Begin(ctx context.Context, o Origin) (done map[Table]Progress, finished bool, err error)
+	Begin(ctx context.Context, o Origin) (Taken, error)
 	// Import stores rows and how far the table has come then, both or nothing.
 	// Errors: ErrUnknownOutcome: Begin tells on the next run.
 	Import(ctx context.Context, t Table, b *Batch, p Progress) error

@@ -224,14 +224,8 @@ func (c *Client) TryWriteRaw(text bool, data []byte) error {
 // Take waits for a frame that matches and takes it out of the inbox.
 func (c *Client) Take(what string, match func(*clientv1.ServerFrame) bool) *clientv1.ServerFrame {
 	c.t.Helper()
-	for l := NewLimit(Patience); ; {
-		over := l.Over() || c.Closed()
-		if f := c.TakeWithin(20*time.Millisecond, match); f != nil {
-			return f
-		}
-		if over {
-			break
-		}
+	if f := c.Await(Patience, match); f != nil {
+		return f
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,7 +233,18 @@ func (c *Client) Take(what string, match func(*clientv1.ServerFrame) bool) *clie
 	return nil
 }
 
-// TakeWithin is Take with a limit of its own; nil if nothing matched by then.
+// Await is Take with a limit of its own, in the time of a Limit; nil if nothing
+// matched by then.
+func (c *Client) Await(limit time.Duration, match func(*clientv1.ServerFrame) bool) *clientv1.ServerFrame {
+	for l := NewLimit(limit); ; {
+		over := l.Over() || c.Closed()
+		if f := c.TakeWithin(20*time.Millisecond, match); f != nil || over {
+			return f
+		}
+	}
+}
+
+// TakeWithin is Await in the time of a wall clock: for what should not come.
 func (c *Client) TakeWithin(limit time.Duration, match func(*clientv1.ServerFrame) bool) *clientv1.ServerFrame {
 	timeout := time.NewTimer(limit)
 	defer timeout.Stop()
@@ -293,14 +298,23 @@ func (c *Client) Send(s *clientv1.Send) *clientv1.SendAck {
 	return f.GetSendAck()
 }
 
-// MustSend is Send; the test fails unless it is stored.
+// MustSend is Send; the test fails unless it is stored. A server that says busy or
+// unavailable, as one does that a slow machine has held up, gets it again, as from
+// any client.
 func (c *Client) MustSend(s *clientv1.Send) *clientv1.SendAck {
 	c.t.Helper()
-	a := c.Send(s)
-	if a.Status != clientv1.Ack_ACK_OK {
-		c.t.Fatalf("the send was not stored: %v", a)
+	for l := NewLimit(Patience); ; {
+		a := c.Send(s)
+		if a.Status == clientv1.Ack_ACK_OK {
+			return a
+		}
+		if r := a.GetError().GetReason(); a.Status != clientv1.Ack_ACK_RETRY || r != "busy" && r != "unavailable" || l.Over() {
+			c.t.Fatalf("the send was not stored: %v", a)
+		}
+		c.t.Logf("a send is made again: %v", a)
+		time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
+		s.Resend = true
 	}
-	return a
 }
 
 // History reads one page; the test fails on an error.
@@ -399,23 +413,23 @@ func (c *Client) Close() { _ = c.ws.Close(websocket.StatusNormalClosure, "") }
 // Cut ends the connection without a word.
 func (c *Client) Cut() { _ = c.ws.CloseNow() }
 
-// WaitClosed waits until the server has closed; it returns the close code, -1
-// without one, and its reason.
+// WaitClosed waits until the server has closed, for a limit in the time of a Limit; it
+// returns the close code, -1 without one, and its reason.
 func (c *Client) WaitClosed(limit time.Duration) (int, string) {
 	c.t.Helper()
-	timeout := time.NewTimer(limit)
-	defer timeout.Stop()
-	for {
+	for l := NewLimit(limit); ; {
 		c.mu.Lock()
 		code, text, closed := int(c.code), c.text, c.closed
 		c.mu.Unlock()
 		if closed {
 			return code, text
 		}
+		if l.Over() {
+			c.t.Fatalf("the connection is still open after %v", limit)
+		}
 		select {
 		case <-c.news:
-		case <-timeout.C:
-			c.t.Fatalf("the connection is still open after %v", limit)
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -425,6 +439,13 @@ func (c *Client) Closed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed
+}
+
+// Silence leaves pings unanswered from now on.
+func (c *Client) Silence() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.NoPong = true
 }
 
 // Pings is how many pings came.

@@ -129,24 +129,24 @@ func (c *Etcd) ID() string {
 func (c *Etcd) Compact() {
 	c.t.Helper()
 	rev := c.Revision()
-	var err error
-	for _, m := range c.Members {
-		err = m.call("kv/compaction", map[string]any{"revision": fmt.Sprint(rev), "physical": true}, &etcdHeader{})
-		if err == nil || strings.Contains(err.Error(), "has been compacted") {
-			return
-		}
-	}
-	c.t.Fatal(err)
+	c.until("kv/compaction", map[string]any{"revision": fmt.Sprint(rev), "physical": true}, "has been compacted")
 }
 
 // Revoke ends a lease. It may have ended already.
 func (c *Etcd) Revoke(lease int64) {
 	c.t.Helper()
+	c.until("lease/revoke", map[string]any{"ID": fmt.Sprint(lease)}, "lease not found")
+}
+
+// until is do for a call that may find its work done, which etcd says so.
+func (c *Etcd) until(path string, in any, done string) {
+	c.t.Helper()
 	var err error
-	for _, m := range c.Members {
-		err = m.call("lease/revoke", map[string]any{"ID": fmt.Sprint(lease)}, &etcdHeader{})
-		if err == nil || strings.Contains(err.Error(), "lease not found") {
-			return
+	for l := NewLimit(ReadyIn); !l.Over(); time.Sleep(20 * time.Millisecond) {
+		for _, m := range c.Members {
+			if err = m.call(path, in, &etcdHeader{}); err == nil || strings.Contains(err.Error(), done) {
+				return
+			}
 		}
 	}
 	c.t.Fatal(err)

@@ -299,7 +299,7 @@ func (n *Node) startEtcd() (*rest, error) {
 		hosts(n.t) // makes the switch, on which this process has an address
 		at = hub
 	}
-	client, peer := freeAddressOn(n.t, at), freeAddressOn(n.t, at)
+	client, peer := FreeAddress(n.t, at), FreeAddress(n.t, at)
 	r := &rest{url: "http://" + client}
 	r.etcd = exec.Command(Binary(n.t), "etcd", "--data-dir", n.Dir+"-etcd", "--listen-client", r.url, "--listen-peer", "http://"+peer)
 	r.etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

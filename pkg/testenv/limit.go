@@ -1,20 +1,20 @@
 package testenv
 
 import (
-	"fmt"
-	"os"
-	"runtime"
-	"strings"
 	"time"
+
+	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
-// slowest bounds how much more slowly a Limit goes by.
-const slowest = 10
+// longestLook is what at most counts of the time between two calls of Over: what is
+// longer, the process did not run. It leaves room for a look that takes its time, as
+// a command does that is run for it.
+const longestLook = time.Second
 
 // Limit is a limit in the time of a machine that has nothing else to do: while
-// more wants to run than there are processors, it goes by more slowly. So it says
-// what a mechanism promises, and also holds where other programs are at work. Not
-// safe for concurrent use.
+// more wants to run than there are processors, it goes by more slowly, and while this
+// process stands still it does not go by. So it says what a mechanism promises, and
+// also holds where other programs are at work. Not safe for concurrent use.
 type Limit struct {
 	began, last time.Time
 	left, spent time.Duration
@@ -23,14 +23,14 @@ type Limit struct {
 
 // NewLimit begins a limit.
 func NewLimit(limit time.Duration) *Limit {
-	return &Limit{began: time.Now(), last: time.Now(), left: limit, crowd: crowd}
+	return &Limit{began: time.Now(), last: time.Now(), left: limit, crowd: machine.Crowd}
 }
 
 // Over counts the time since the last call, and reports whether the limit is over.
 // It looks at what wants to run at this moment, so call it every few milliseconds.
 func (l *Limit) Over() bool {
 	now := time.Now()
-	counted := time.Duration(float64(now.Sub(l.last)) / min(max(l.crowd(), 1), slowest))
+	counted := min(time.Duration(float64(now.Sub(l.last))/machine.Slowdown(l.crowd())), longestLook)
 	l.last, l.left, l.spent = now, l.left-counted, l.spent+counted
 	return l.left <= 0
 }
@@ -42,27 +42,4 @@ func (l *Limit) Slowness() float64 {
 		return 1
 	}
 	return float64(l.last.Sub(l.began)) / float64(l.spent)
-}
-
-// crowd is how many threads want to run for each processor; 1 where that is not
-// known.
-func crowd() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 1
-	}
-	return crowdOf(string(text), runtime.NumCPU())
-}
-
-// crowdOf reads the fourth field of /proc/loadavg, "running/all".
-func crowdOf(loadavg string, processors int) float64 {
-	fields := strings.Fields(loadavg)
-	if len(fields) < 4 {
-		return 1
-	}
-	var running int
-	if _, err := fmt.Sscanf(fields[3], "%d/", &running); err != nil {
-		return 1
-	}
-	return float64(running) / float64(processors)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
 func TestALimitWaitsForABusyMachine(t *testing.T) {
@@ -14,7 +16,7 @@ func TestALimitWaitsForABusyMachine(t *testing.T) {
 	}{
 		{"nothing else runs", 0.5, time.Second},
 		{"four times as much as there are processors", 4, 4 * time.Second},
-		{"it stands still", 1000, slowest * time.Second},
+		{"it stands still", 1000, machine.Slowest * time.Second},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -36,10 +38,17 @@ func TestALimitWaitsForABusyMachine(t *testing.T) {
 	}
 }
 
-func TestWhatWantsToRun(t *testing.T) {
-	for text, want := range map[string]float64{"0.5 0.4 0.3 9/260 24763\n": 4.5, "0.5 0.4": 1, "": 1, "a b c d": 1} {
-		if got := crowdOf(text, 2); got != want {
-			t.Errorf("%q: %v, want %v", text, got, want)
+func TestALimitDoesNotCountAStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimit(2 * time.Second)
+		l.crowd = func() float64 { return 1 }
+		time.Sleep(time.Minute)
+		if l.Over() {
+			t.Error("over after one look")
 		}
-	}
+		time.Sleep(time.Second)
+		if !l.Over() {
+			t.Error("not over after a second one")
+		}
+	})
 }

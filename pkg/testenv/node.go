@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -232,6 +233,17 @@ func (n *Node) Log() string {
 	return n.log.String()
 }
 
+// AwaitLog waits until the process has written text: what it has done may be seen
+// elsewhere a moment before its log says so.
+func (n *Node) AwaitLog(text string) {
+	n.t.Helper()
+	for l := NewLimit(ReadyIn); !strings.Contains(n.Log(), text); time.Sleep(5 * time.Millisecond) {
+		if l.Over() {
+			n.t.Fatalf("the log does not say %q", text)
+		}
+	}
+}
+
 // Signal sends a signal to the process.
 func (n *Node) Signal(s syscall.Signal) {
 	n.t.Helper()
@@ -268,16 +280,19 @@ func (n *Node) stop() int {
 	return n.Wait(stopsIn)
 }
 
-// Wait waits until the process has ended and returns its exit status; it fails
-// the test after limit.
+// Wait waits until the process has ended and returns its exit status; it fails the
+// test after limit, in the time of a Limit.
 func (n *Node) Wait(limit time.Duration) int {
 	n.t.Helper()
-	select {
-	case <-n.done:
-		return n.cmd.ProcessState.ExitCode()
-	case <-time.After(limit):
-		n.t.Fatalf("the node still runs after %v\n%s", limit, n.log)
-		return -1
+	for l := NewLimit(limit); ; {
+		select {
+		case <-n.done:
+			return n.cmd.ProcessState.ExitCode()
+		case <-time.After(20 * time.Millisecond):
+		}
+		if l.Over() {
+			n.t.Fatalf("the node still runs after %v\n%s", limit, n.log)
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ func (p *Postgres) Pooled(t testing.TB, database, mode string) string {
 	if _, err := os.Stat(bouncerBin); err != nil {
 		Omit(t, "PgBouncer", "apt-get install pgbouncer")
 	}
-	port, err := freePort()
+	port, err := freePort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}

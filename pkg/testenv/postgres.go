@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -130,10 +129,7 @@ func newPostgres(t testing.TB, o PostgresOptions) *Postgres {
 		dropImage()
 		t.Fatal(err)
 	}
-	for range 5 { // another process may take the free port first
-		if p.Port, err = freePort(); err != nil {
-			break
-		}
+	if p.Port, err = freePort("127.0.0.1"); err == nil {
 		if err = p.Start(); err == nil {
 			return p
 		}
@@ -212,16 +208,6 @@ func (p *Postgres) prepare(o PostgresOptions) error {
 	return nil
 }
 
-// freePort is a port that nothing listens on now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
-}
-
 // Start starts the server, again after Stop or Kill, and waits until it takes
 // connections.
 func (p *Postgres) Start() error {
@@ -240,8 +226,7 @@ func (p *Postgres) Start() error {
 		_ = cmd.Wait() // how it ended shows in its log
 		close(done)
 	}()
-	deadline := time.Now().Add(ReadyIn)
-	for {
+	for l := NewLimit(ReadyIn); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		c, err := pgx.Connect(ctx, p.DSN("postgres"))
 		if err == nil {
@@ -255,7 +240,7 @@ func (p *Postgres) Start() error {
 			return errors.New("the server ended")
 		case <-time.After(20 * time.Millisecond):
 		}
-		if time.Now().After(deadline) {
+		if l.Over() {
 			return err
 		}
 	}
@@ -325,8 +310,10 @@ func (p *Postgres) Kill() {
 	}
 }
 
-// Pause stops the server and all its processes where they are, until Resume.
+// Pause stops the server and all its processes where they are, until Resume. The
+// server itself comes first, so that no process is begun while the others are listed.
 func (p *Postgres) Pause() {
+	_ = p.cmd.Process.Signal(syscall.SIGSTOP) // it may have ended
 	for _, pid := range p.processes() {
 		_ = syscall.Kill(pid, syscall.SIGSTOP) // it may have ended
 	}

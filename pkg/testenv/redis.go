@@ -38,32 +38,11 @@ func StartRedis(t testing.TB, args ...string) *Redis {
 		Omit(t, "redis-server", "apt-get install -y --no-install-recommends redis-server")
 	}
 	r := &Redis{Args: args, t: t, dir: t.TempDir()}
-	for try := 0; ; try++ { // the port may be taken between its choice and its use
-		r.Addr = freeAddress(t)
-		err := r.start()
-		if err == nil {
-			return r
-		}
-		if try == 4 {
-			t.Fatal(err)
-		}
-	}
-}
-
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	return freeAddressOn(t, "127.0.0.1")
-}
-
-// freeAddressOn is the same on an address of this machine.
-func freeAddressOn(t testing.TB, ip string) string {
-	t.Helper()
-	l, err := net.Listen("tcp", ip+":0")
-	if err != nil {
+	r.Addr = FreeAddress(t, "127.0.0.1")
+	if err := r.start(); err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return r
 }
 
 // URL is how programs name it.
@@ -97,7 +76,7 @@ func (r *Redis) start() error {
 
 // answers waits until the server answers a PING.
 func (r *Redis) answers() error {
-	for deadline := time.Now().Add(ReadyIn); time.Now().Before(deadline); {
+	for l := NewLimit(ReadyIn); !l.Over(); {
 		select {
 		case <-r.done:
 			return fmt.Errorf("redis-server ended: %s", r.log)

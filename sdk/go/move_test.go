@@ -108,8 +108,14 @@ func TestMovingUnderLoad(t *testing.T) {
 }
 
 // What the session that was left still says does not reach what the next one
-// does: its frames have the same numbers.
+// does: its frames have the same numbers. It may also end before the next one is
+// welcome.
 func TestTheLeftSessionIsNotTakenForTheNext(t *testing.T) {
+	t.Run("as it comes", func(t *testing.T) { leftSession(t, false) })
+	t.Run("it ends first", func(t *testing.T) { leftSession(t, true) })
+}
+
+func leftSession(t *testing.T, endsFirst bool) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		f.log("g_1", "alice", "bob")
 		f.online = []*clientv1.UserPresence{{UserId: "bob", LastSeenMs: 7}}
@@ -121,9 +127,31 @@ func TestTheLeftSessionIsNotTakenForTheNext(t *testing.T) {
 		synctest.Wait()
 		old := alice.session()
 		three := alice.Conversation("g_1").Send(Text("three"))
+		var welcome func()
+		if endsFirst {
+			snapshot(f, func() bool {
+				f.later = func(in *clientv1.ClientFrame, answer func()) bool {
+					if in.GetHello() == nil {
+						return false
+					}
+					welcome = answer
+					return true
+				}
+				return true
+			})
+		}
 		f.drainAll("alice", 0)
 		time.Sleep(10 * time.Millisecond)
-		if alice.session() == old {
+		if endsFirst {
+			f.each(func(s *fakeSession) { s.conn.close(0) }) // the next one is not among them yet
+			synctest.Wait()
+			if alice.session() != nil {
+				t.Fatal("it has not ended")
+			}
+			snapshot(f, func() bool { f.later = nil; welcome(); return true })
+			synctest.Wait()
+		}
+		if s := alice.session(); s == nil || s == old {
 			t.Fatal("it has not moved")
 		}
 		for id := range uint32(8) {

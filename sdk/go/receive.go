@@ -153,6 +153,7 @@ func (c *Client) sessionEnded(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.abandon(errMoved)
+	s.retired = true
 	if c.cur != s {
 		return
 	}

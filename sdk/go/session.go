@@ -25,7 +25,7 @@ type session struct {
 	pending   map[uint32]*request
 	nextID    uint32
 	welcomed  bool
-	retired   bool // another session has taken over: nothing is written any more
+	retired   bool // it has ended, or another session has taken over: nothing is written any more
 	closing   bool // write what waits, then close
 	since     time.Time
 	heard     time.Time

@@ -92,8 +92,9 @@ func TestAStormOfClients(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeServer) {
 		c := newCrowd(t, f, many)
 		time.Sleep(15 * time.Second)
-		at := c.cut(2 * time.Second)
-		time.Sleep(30 * time.Second)
+		const away = 2 * time.Second
+		at := c.cut(away)
+		time.Sleep(away + backoffMax + time.Second) // who came just before the end may draw the longest pause
 		synctest.Wait()
 		first := 0
 		c.steps(at, func(i int, pauses []time.Duration) {

@@ -25,11 +25,13 @@ func busy(t testing.TB, p *process, name string) {
 			Lead:   func(ctx context.Context, _ control.Term) error { <-ctx.Done(); return nil },
 		})
 	})
-	if _, err := p.Lease(ctx, anyNumber); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Lock(ctx, control.LockRequest{Name: name}); err != nil {
-		t.Fatal(err)
+	for _, take := range []func() error{
+		func() error { _, err := p.Lease(ctx, anyNumber); return err },
+		func() error { _, err := p.Lock(ctx, control.LockRequest{Name: name}); return err },
+	} {
+		if err := insist(take); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ func TestHundredNodesRegisterAtOnce(t *testing.T) {
 					p, err := launch(options{id: id, urls: c.URLs(), change: func(o *etcd.Options) { o.StartJitter, o.TTL = jitter, time.Minute }})
 					if err == nil {
 						all[i] = p
-						err = insist(ctx, &refused, p, id)
+						err = take(ctx, &refused, p, id)
 					}
 					if err != nil {
 						t.Error(err)
@@ -83,9 +83,9 @@ func TestHundredNodesRegisterAtOnce(t *testing.T) {
 	}
 }
 
-// insist takes a worker number and two locks, again and again if a call finds
+// take takes a worker number and two locks, again and again if a call finds
 // etcd too busy.
-func insist(ctx context.Context, refused *atomic.Int32, p *process, id string) error {
+func take(ctx context.Context, refused *atomic.Int32, p *process, id string) error {
 	for _, take := range []func() error{
 		func() error { _, err := p.Lease(ctx, anyNumber); return err },
 		func() error { _, err := p.Lock(ctx, control.LockRequest{Name: "one-" + id}); return err },

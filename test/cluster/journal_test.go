@@ -65,15 +65,15 @@ func (j *journal) ordered(t testing.TB, who string) {
 }
 
 // always checks that the node is in every view, from the first one that has it
-// on.
-func (j *journal) always(t testing.TB, who string, ids ...im.NodeID) {
+// on. On a machine that was so much slower than usual one may have answered late.
+func (j *journal) always(t testing.TB, slow float64, who string, ids ...im.NodeID) {
 	t.Helper()
 	for _, id := range ids {
 		seen := false
 		for i, v := range j.all() {
 			_, ok := v.Node(id)
 			if seen && !ok {
-				t.Errorf("%s: %s is not in view %d", who, id, i)
+				doubt(t, slow, "%s: %s is not in view %d", who, id, i)
 				break
 			}
 			seen = seen || ok

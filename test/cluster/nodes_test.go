@@ -28,6 +28,8 @@ type site struct {
 	watcher *process
 	journal journal
 	sent    int
+	clock   *testenv.Clock // since all was whole, which began then
+	began   time.Time
 }
 
 func newSite(t *testing.T) *site {
@@ -40,6 +42,7 @@ func newSite(t *testing.T) *site {
 	}
 	s.watcher = start(t, options{id: "w", urls: s.etcd.URLs(), unlisted: true, change: kept(&s.journal, func(*etcd.Options) {})})
 	s.whole("at first", 10*time.Second)
+	s.clock, s.began = testenv.NewClock(t), time.Now()
 	return s
 }
 
@@ -56,20 +59,31 @@ func (s *site) whole(when string, limit time.Duration) {
 	})
 }
 
-// talk sends a message on one of the nodes and reports whether it was stored.
+// talk sends a message on one of the nodes and reports whether it was stored. One that
+// a busy machine refuses is sent again, but for no longer than an outage lasts.
 func (s *site) talk(node int) bool {
 	s.sent++
-	a := s.people[node].Send(testenv.ToUser("bob", fmt.Sprint(s.sent)))
-	return a.Status == clientv1.Ack_ACK_OK
+	m := testenv.ToUser("bob", fmt.Sprint(s.sent))
+	for range 5 {
+		a := s.people[node].Send(m)
+		if a.Status == clientv1.Ack_ACK_OK {
+			return true
+		}
+		s.t.Logf("a send is made again: %v", a)
+		m.Resend = true
+		time.Sleep(time.Duration(a.GetError().GetRetryAfterMs()) * time.Millisecond)
+	}
+	return false
 }
 
 // unharmed checks that nobody lost a node, a connection or a message meanwhile.
 func (s *site) unharmed() {
 	s.t.Helper()
-	s.journal.always(s.t, "the watcher", "n1", "n2")
+	slow := slowness(s.clock, s.began)
+	s.journal.always(s.t, slow, "the watcher", "n1", "n2")
 	for i, n := range s.nodes {
 		if v := n.Metric("imd_discovery_evicted_total"); v != 0 {
-			s.t.Errorf("n%d evicted %v nodes", i+1, v)
+			doubt(s.t, slow, "n%d evicted %v nodes", i+1, v)
 		}
 		if s.people[i].Closed() || !s.talk(i) {
 			s.t.Errorf("who talks on n%d was disturbed", i+1)
@@ -126,12 +140,11 @@ func TestOutage(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // people who talk, not a load
 	}
 	for i, n := range s.nodes {
-		if status, body := ask(n, "/readyz"); status != http.StatusOK || !strings.Contains(body, `"degraded"`) {
-			t.Errorf("n%d is not degraded: %d %s", i+1, status, body)
-		}
-		if out, status := imd(t, n, "nodes"); status != 0 || !strings.Contains(out, "n1") || !strings.Contains(out, "n2") {
-			t.Errorf("without etcd n%d knows\n%s", i+1, out)
-		}
+		eventually(t, fmt.Sprintf("n%d is degraded and knows both", i+1), 5*time.Second, func() bool {
+			status, body := ask(n, "/readyz")
+			out, exit := imd(t, n, "nodes")
+			return status == http.StatusOK && strings.Contains(body, `"degraded"`) && exit == 0 && strings.Contains(out, "n1") && strings.Contains(out, "n2")
+		})
 	}
 	if v := s.watcher.handle.View(); !v.Stale {
 		t.Error("the view is not stale")
@@ -160,10 +173,10 @@ func TestNodePausedBeyondItsLease(t *testing.T) {
 	}
 	lease := s.etcd.Keys("/imd/c/nodes/n1")[0].Lease
 	s.nodes[0].Signal(syscall.SIGSTOP)
-	began := time.Now()
+	before := s.clock.Now()
 	gone := func(p *process) bool { _, ok := p.handle.View().Node(im.NodeID("n1")); return !ok }
 	eventually(t, "the paused node is out of the list", 20*time.Second, func() bool { return gone(s.watcher) })
-	took := time.Since(began)
+	took := s.clock.Since(before)
 	t.Logf("out of the list after %v", took.Round(time.Millisecond))
 	if took > 12*time.Second {
 		t.Errorf("a paused node was in the list for %v", took)
@@ -172,7 +185,7 @@ func TestNodePausedBeyondItsLease(t *testing.T) {
 		t.Error("n2 was disturbed")
 	}
 	s.nodes[0].Signal(syscall.SIGCONT)
-	began = time.Now()
+	began := time.Now()
 	s.whole("after the pause", 15*time.Second)
 	t.Logf("back %v after it went on", time.Since(began).Round(time.Millisecond))
 	if now := s.etcd.Keys("/imd/c/nodes/n1")[0].Lease; now == lease {
@@ -204,6 +217,7 @@ func TestLeasesExpireTogether(t *testing.T) {
 	var j journal
 	watcher := start(t, options{id: "w", urls: c.URLs(), change: kept(&j, quick)})
 	eventually(t, "all are seen", 10*time.Second, func() bool { return len(watcher.handle.View().With("gateway")) == 7 })
+	clock, began := testenv.NewClock(t), time.Now()
 	for _, p := range gates {
 		p.Set(faultproxy.Mode{Blackhole: true})
 	}
@@ -219,10 +233,13 @@ func TestLeasesExpireTogether(t *testing.T) {
 	eventually(t, "all are registered again", 15*time.Second, func() bool {
 		return len(c.Keys("/imd/c/nodes/")) == 7 && !slices.ContainsFunc(nodes, func(p *process) bool { return !p.Stats().Registered || p.handle.View().Stale })
 	})
-	j.always(t, "the watcher", ids...)
+	slow := slowness(clock, began)
+	j.always(t, slow, "the watcher", ids...)
 	for _, p := range append(nodes, watcher) {
-		if s := p.Stats(); s.Evicted != 0 || s.Drift != 0 {
+		if s := p.Stats(); s.Drift != 0 {
 			t.Errorf("%s: %+v", p.node.ID, s)
+		} else if s.Evicted != 0 {
+			doubt(t, slow, "%s: %+v", p.node.ID, s)
 		}
 	}
 }

@@ -101,7 +101,5 @@ func TestOperator(t *testing.T) {
 	if status := n.Wait(45 * time.Second); status != 0 {
 		t.Errorf("the drained node ended with %d", status)
 	}
-	if _, ok := other.handle.View().Node("n1"); ok {
-		t.Error("it is still in the list")
-	}
+	eventually(t, "it is out of the list", 5*time.Second, func() bool { _, ok := other.handle.View().Node("n1"); return !ok })
 }

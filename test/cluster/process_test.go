@@ -113,17 +113,34 @@ func launch(o options) (*process, error) {
 	relay.NewServer(func() (relay.Source, bool) { return p, true }, zap.NewNop()).Mount(mux.Handle, prometheus.NewRegistry())
 	p.ops = httptest.NewServer(mux)
 	p.node.Ops = p.ops.Listener.Addr().String()
-	return p, p.Announce(ctx, p.node)
+	return p, p.announce(ctx)
 }
 
 // loaded reads all records, again if etcd is too busy, as a server does.
-func (p *process) loaded(ctx context.Context) (err error) {
+func (p *process) loaded(ctx context.Context) error {
+	return insist(func() error { return p.Load(ctx) })
+}
+
+// announce sets the record of the node. If etcd is too busy for it, it follows.
+func (p *process) announce(ctx context.Context) error {
+	if err := p.Announce(ctx, p.node); !isAway(err) {
+		return err
+	}
+	return nil
+}
+
+// insist makes a call again and again while etcd is too busy for it.
+func insist(call func() error) (err error) {
 	for l := testenv.NewLimit(testenv.ReadyIn); ; {
-		var away *control.AwayError
-		if err = p.Load(ctx); !errors.As(err, &away) || l.Over() {
+		if err = call(); !isAway(err) || l.Over() {
 			return err
 		}
 	}
+}
+
+func isAway(err error) bool {
+	var away *control.AwayError
+	return errors.As(err, &away)
 }
 
 // stop ends the node in order.

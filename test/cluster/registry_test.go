@@ -154,7 +154,7 @@ func TestAllLeasesEndAtOnce(t *testing.T) {
 	}
 	eventually(t, "all are there", 20*time.Second, func() bool { return whole() && leading.Load() == 1 })
 	chat := begin(t, n)
-	slow := 1.0
+	slow, clock, start := 1.0, testenv.NewClock(t), time.Now()
 	for round := range again {
 		before, old := terms.Load(), created(t, c)
 		leases, err := c.Leases(brief(t))
@@ -180,8 +180,8 @@ func TestAllLeasesEndAtOnce(t *testing.T) {
 			return len(back) == light+1 && whole()
 		}))
 		t.Logf("round %d: first back after %v, last after %v, %.1f times slower than usual", round, first, last, slow)
-		if last-first < time.Second {
-			t.Errorf("all came back within %v of each other", last-first)
+		if slow = max(slow, slowness(clock, start)); last-first < time.Second {
+			doubt(t, slow, "all came back within %v of each other", last-first)
 		}
 		slow = max(slow, eventually(t, "one leader followed", 15*time.Second, func() bool { return terms.Load() > before && leading.Load() == 1 }))
 		if n := terms.Load() - before; n > 1 {
@@ -264,9 +264,7 @@ func TestEtcdIsFull(t *testing.T) {
 	}
 	sent := chat.sent.Load()
 	eventually(t, "people talk", 10*time.Second, func() bool { return chat.sent.Load() > sent+20 })
-	if value(n, "imd_etcd_registered") != 1 || ready(n) != 200 {
-		t.Error("the node is not in order")
-	}
+	eventually(t, "the node is in order", 5*time.Second, func() bool { return value(n, "imd_etcd_registered") == 1 && ready(n) == 200 })
 	resp, err := c.Delete(brief(t), "ballast/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
@@ -320,8 +318,12 @@ func TestOwnRecordIsRestored(t *testing.T) {
 			return len(got) == 1 && string(got[0].Value) == string(want.Value) && got[0].Lease == want.Lease && victim.Stats().Repairs > before
 		})
 		t.Logf("%s: right after %v", what, time.Since(began))
-		if n, ok := watcher.handle.View().Node(im.NodeID("victim")); !ok || n.Standing == control.Suspect {
-			t.Errorf("%s: the node is not in use", what)
-		}
+		eventually(t, "the node is listed for others after its record was "+what, 5*time.Second, func() bool {
+			n, ok := watcher.handle.View().Node(im.NodeID("victim"))
+			if !ok {
+				t.Fatalf("%s: the node is not in use", what)
+			}
+			return n.Standing != control.Suspect
+		})
 	}
 }

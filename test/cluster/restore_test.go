@@ -30,13 +30,14 @@ func TestRestoredEtcd(t *testing.T) {
 		join()
 	}
 	busy(t, nodes[0], "job")
+	clock, start := testenv.NewClock(t), time.Now()
 	set := func(value int) { c.Put("/imd/c/config/count", fmt.Sprintf(`{"all":{"count.n":"%d"}}`, value)) }
 	weight, value := 1, 3
 	reweigh := func() {
 		t.Helper()
 		weight++
 		nodes[1].node.Weight = weight
-		if err := nodes[1].Announce(t.Context(), nodes[1].node); err != nil {
+		if err := nodes[1].announce(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -107,7 +108,7 @@ func TestRestoredEtcd(t *testing.T) {
 	value = 8
 	current("with a change in the other cluster", 5*time.Second)
 	for i, p := range nodes {
-		journals[i].always(t, string(ids[i]), ids...)
+		journals[i].always(t, slowness(clock, start), string(ids[i]), ids...)
 		if s := p.Stats(); s.Drift != 0 || s.Resyncs[control.ResyncRestored] == 0 {
 			t.Errorf("%s: drift %d, read anew: %v", ids[i], s.Drift, s.Resyncs)
 		}

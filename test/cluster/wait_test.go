@@ -23,6 +23,15 @@ func eventually(t testing.TB, what string, limit time.Duration, cond func() bool
 	return l.Slowness()
 }
 
+// slowness is how many times slower than usual the machine was since the clock began,
+// at that time. While this process was not run for long, nothing is as usual.
+func slowness(clock *testenv.Clock, began time.Time) float64 {
+	if clock.Stood() > 300*time.Millisecond {
+		return 10
+	}
+	return float64(time.Since(began)) / float64(max(clock.Now(), 1))
+}
+
 // doubt reports what must not be, and only logs it if the machine was so much
 // slower than usual that nothing promises it: an answer may take 300 ms, which
 // is usually a hundred times more than it does.

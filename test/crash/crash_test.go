@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,18 +24,40 @@ type sent struct {
 	answered bool // the repeat in flight
 }
 
+// load is users who write to their partners.
+type load struct {
+	sync.WaitGroup
+	t     *testing.T
+	acked atomic.Int64
+}
+
 // send has the users write to their partners, 8 unanswered at a time
 // each, until the node dies. It returns when all are in.
-func send(t *testing.T, n *testenv.Node, everything [][]*sent, wg *sync.WaitGroup) {
+func send(t *testing.T, n *testenv.Node, everything [][]*sent) *load {
 	t.Helper()
+	l := &load{t: t}
 	for p := range everything {
 		from := fmt.Sprint("a", p)
 		c := testenv.Login(t, n.URL(), protocol.Encoding(p%2), n.Token(from), "d")
-		wg.Go(func() { sender(c, from, fmt.Sprint("b", p), &everything[p]) })
+		l.Go(func() { l.sender(c, from, fmt.Sprint("b", p), &everything[p]) })
+	}
+	return l
+}
+
+// goOn lets the users write for a time, and until so many more messages are
+// acknowledged.
+func (l *load) goOn(d time.Duration, more int64) {
+	l.t.Helper()
+	had := l.acked.Load()
+	time.Sleep(d)
+	for limit := testenv.NewLimit(testenv.ReadyIn); l.acked.Load() < had+more; time.Sleep(5 * time.Millisecond) {
+		if limit.Over() {
+			l.t.Fatalf("%d messages are acknowledged, and there were %d before", l.acked.Load(), had)
+		}
 	}
 }
 
-func sender(c *testenv.Client, from, to string, out *[]*sent) {
+func (l *load) sender(c *testenv.Client, from, to string, out *[]*sent) {
 	waiting := map[uint32]*sent{}
 	for i := 0; ; i++ {
 		for len(waiting) < 8 {
@@ -49,15 +72,29 @@ func sender(c *testenv.Client, from, to string, out *[]*sent) {
 				return
 			}
 		}
-		f := c.TakeWithin(5*time.Second, func(f *clientv1.ServerFrame) bool { return f.GetSendAck() != nil })
+		f := answer(c)
 		if f == nil {
 			return
 		}
 		if a := f.GetSendAck(); a.Status == clientv1.Ack_ACK_OK {
 			waiting[f.Id].ack = a
+			l.acked.Add(1)
+		} else {
+			time.Sleep(10 * time.Millisecond) // what is refused are not to be most
 		}
 		delete(waiting, f.Id)
 	}
+}
+
+// answer waits for the answer to a send; nil if the connection ends before.
+func answer(c *testenv.Client) *clientv1.ServerFrame {
+	for l := testenv.NewLimit(testenv.ReadyIn); !l.Over(); {
+		closed := c.Closed()
+		if f := c.TakeWithin(20*time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetSendAck() != nil }); f != nil || closed {
+			return f
+		}
+	}
+	return nil
 }
 
 // A node killed at its work has stored everything it acknowledged, a repeat of
@@ -79,11 +116,10 @@ func killedUnderLoad(t *testing.T, flags ...string) {
 	everything := make([][]*sent, pairs)
 	acked := 0
 	for round := range 6 {
-		var wg sync.WaitGroup
-		send(t, n, everything, &wg)
-		time.Sleep(300*time.Millisecond + time.Duration(rng.IntN(500))*time.Millisecond)
+		work := send(t, n, everything)
+		work.goOn(300*time.Millisecond+time.Duration(rng.IntN(500))*time.Millisecond, 20)
 		n.Kill()
-		wg.Wait()
+		work.Wait()
 		began := time.Now()
 		n.Start()
 		t.Logf("round %d: ready %v after the kill", round, time.Since(began).Round(time.Millisecond))
@@ -108,9 +144,8 @@ func TestPostgresKilledUnderLoad(t *testing.T) {
 	n := testenv.Start(t, append(testenv.NoLimits(), server.Serve(t)...)...)
 	everything := make([][]*sent, pairs)
 	acked := 0
-	var wg sync.WaitGroup
-	send(t, n, everything, &wg)
-	time.Sleep(300 * time.Millisecond)
+	work := send(t, n, everything)
+	work.goOn(300*time.Millisecond, 60)
 	server.Kill()
 	if err := server.Start(); err != nil {
 		t.Fatal(err, server.Log())
@@ -118,9 +153,9 @@ func TestPostgresKilledUnderLoad(t *testing.T) {
 	if err := n.WaitReady(testenv.ReadyIn); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(300 * time.Millisecond)
+	work.goOn(300*time.Millisecond, 60)
 	n.Kill()
-	wg.Wait()
+	work.Wait()
 	n.Start()
 	for p := range pairs {
 		acked += check(t, n, fmt.Sprint("a", p), fmt.Sprint("b", p), everything[p])

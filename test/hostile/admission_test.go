@@ -3,7 +3,6 @@ package hostile
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -100,9 +99,7 @@ func TestWithoutMemoryNobodyIsTaken(t *testing.T) {
 			t.Fatalf("a newcomer is answered %v, %v", res, err)
 		}
 	}
-	if !strings.Contains(n.Log(), "the memory limit is near") {
-		t.Error("the log does not say it")
-	}
+	n.AwaitLog("the memory limit is near")
 	if n.Metric(`imd_gateway_handshakes_total{result="no_memory"}`) == 0 {
 		t.Error("it is not counted")
 	}

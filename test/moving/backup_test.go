@@ -1,13 +1,16 @@
 package moving
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -47,10 +50,11 @@ func imd(t *testing.T, into any, args ...string) {
 // witness keeps what devices did and saw until it is known what a restore took
 // away.
 type witness struct {
-	dir  string
-	rec  *history.Recorder
-	mu   sync.Mutex
-	list []filed
+	dir    string
+	rec    *history.Recorder
+	mu     sync.Mutex
+	list   []filed
+	stored int // sends that were acknowledged
 }
 
 type filed struct {
@@ -63,6 +67,28 @@ func (w *witness) add(file string, r history.Record) {
 	defer w.mu.Unlock()
 	r.T = max(w.rec.Now(), 1)
 	w.list = append(w.list, filed{file, r})
+	if r.Kind == history.Return && r.Ack == history.AckOK {
+		w.stored++
+	}
+}
+
+func (w *witness) acked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stored
+}
+
+// load lets the pairs write for a moment, and until this many more sends are
+// acknowledged.
+func (w *witness) load(t *testing.T, more int) {
+	t.Helper()
+	had := w.acked()
+	time.Sleep(300 * time.Millisecond)
+	for l := testenv.NewLimit(testenv.ReadyIn); w.acked() < had+more; time.Sleep(10 * time.Millisecond) {
+		if l.Over() {
+			t.Fatalf("%d sends are acknowledged, and there were %d before", w.acked(), had)
+		}
+	}
 }
 
 // pair is a sender, its recipient, and what each knows.
@@ -70,6 +96,7 @@ type pair struct {
 	from, to, conv string
 	n              int64              // of the newest send
 	waiting        map[uint32]*outbox // by request id
+	refused        []*outbox          // for now
 	have           int64              // of the recipient
 }
 
@@ -94,11 +121,17 @@ func hashOf(c *clientv1.Content) string {
 // write sends until the node is gone, 8 unanswered at a time.
 func (p *pair) write(t *testing.T, w *witness, c *testenv.Client) {
 	for {
-		for len(p.waiting) < 8 {
-			p.n++
-			m := testenv.ToUser(p.to, fmt.Sprintf("%s-%d", p.from, p.n))
-			m.ClientMessageId = uuid.NewString()
-			if !p.put(w, c, &outbox{m, p.n, hashOf(m.Content)}) {
+		if len(p.waiting) == 0 { // what follows a refused one is refused too
+			there := true
+			for _, o := range p.unanswered() {
+				there = p.put(w, c, o) && there // one that did not leave waits too
+			}
+			if !there {
+				return
+			}
+		}
+		for len(p.waiting) < 8 && len(p.refused) == 0 {
+			if !p.put(w, c, p.next()) {
 				return
 			}
 		}
@@ -106,6 +139,27 @@ func (p *pair) write(t *testing.T, w *witness, c *testenv.Client) {
 			return
 		}
 	}
+}
+
+// next is a new message.
+func (p *pair) next() *outbox {
+	p.n++
+	m := testenv.ToUser(p.to, fmt.Sprintf("%s-%d", p.from, p.n))
+	m.ClientMessageId = uuid.NewString()
+	return &outbox{m, p.n, hashOf(m.Content)}
+}
+
+// unanswered takes what has no answer, or was refused for now, to be sent again in
+// its order.
+func (p *pair) unanswered() []*outbox {
+	all := append(p.refused, slices.Collect(maps.Values(p.waiting))...)
+	slices.SortFunc(all, func(a, b *outbox) int { return cmp.Compare(a.n, b.n) })
+	for _, o := range all {
+		o.send.Resend = true
+	}
+	p.refused = nil
+	clear(p.waiting)
+	return all
 }
 
 // put sends one message; false if the connection is gone.
@@ -118,18 +172,27 @@ func (p *pair) put(w *witness, c *testenv.Client, o *outbox) bool {
 
 // answer takes one answer; false if the connection is gone.
 func (p *pair) answer(t *testing.T, w *witness, c *testenv.Client) bool {
-	f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.GetSendAck() != nil })
-	if f == nil {
-		return false
+	var f *clientv1.ServerFrame
+	for l := testenv.NewLimit(testenv.ReadyIn); f == nil; {
+		if c.Closed() || l.Over() {
+			return false
+		}
+		f = c.TakeWithin(20*time.Millisecond, func(f *clientv1.ServerFrame) bool { return f.GetSendAck() != nil })
 	}
 	o, a := p.waiting[f.Id], f.GetSendAck()
 	delete(p.waiting, f.Id)
 	r := history.Record{Kind: history.Return, User: p.from, Device: "d", Conv: p.conv, CMID: o.send.ClientMessageId}
-	if a.Status != clientv1.Ack_ACK_OK {
+	switch a.Status {
+	case clientv1.Ack_ACK_OK:
+		r.Ack, r.MID, r.Seq, r.Prev, r.Dup = history.AckOK, a.MessageId, a.Seq, a.PrevSeq, a.Duplicate
+	case clientv1.Ack_ACK_RETRY: // a busy machine
+		r.Ack, r.Reason = history.AckRetry, a.Error.GetReason()
+		p.refused = append(p.refused, o)
+		time.Sleep(time.Duration(a.Error.GetRetryAfterMs()) * time.Millisecond)
+	default:
 		t.Errorf("a send was answered with %v", a)
 		return false
 	}
-	r.Ack, r.MID, r.Seq, r.Prev, r.Dup = history.AckOK, a.MessageId, a.Seq, a.PrevSeq, a.Duplicate
 	w.add("client-0.ops", r)
 	return true
 }
@@ -191,12 +254,12 @@ func TestBackupUnderLoad(t *testing.T) {
 	var file string
 	var began int64
 	for i := range 4 {
-		time.Sleep(300 * time.Millisecond) // of load
+		w.load(t, 60)
 		file = filepath.Join(t.TempDir(), fmt.Sprintf("%d.tar", i))
 		began = rec.Now()
 		imd(t, nil, "backup", "--data-dir", n.Dir, "--to", file)
 	}
-	time.Sleep(300 * time.Millisecond)
+	w.load(t, 20)
 	tokens := map[string]string{}
 	for _, p := range all { // made before, good after
 		tokens[p.from], tokens[p.to] = n.Token(p.from), n.Token(p.to)
@@ -226,23 +289,19 @@ func (p *pair) comeBack(t *testing.T, w *witness, m *testenv.Node, tokens map[st
 	if epoch == former {
 		t.Fatal("the restored node has the data_epoch of the lost one")
 	}
-	var again []*outbox
-	for id := uint32(0); len(p.waiting) > 0; id++ { // in their order
-		if o := p.waiting[id]; o != nil {
-			o.send.Resend = true
-			again = append(again, o)
-			delete(p.waiting, id)
-		}
-	}
+	again := p.unanswered()
 	for range 20 {
-		p.n++
-		s := testenv.ToUser(p.to, fmt.Sprintf("%s-%d", p.from, p.n))
-		s.ClientMessageId = uuid.NewString()
-		again = append(again, &outbox{s, p.n, hashOf(s.Content)})
+		again = append(again, p.next())
 	}
 	for _, o := range again {
-		if !p.put(w, a, o) || !p.answer(t, w, a) {
-			t.Fatal("the restored node does not answer")
+		for l := testenv.NewLimit(testenv.Patience); ; {
+			if !p.put(w, a, o) || !p.answer(t, w, a) || l.Over() {
+				t.Fatal("the restored node does not answer")
+			}
+			if len(p.refused) == 0 {
+				break
+			}
+			p.unanswered()
 		}
 	}
 	b := testenv.Login(t, m.URL(), protocol.JSON, tokens[p.to], "d")
@@ -274,6 +333,9 @@ func (w *witness) judge(t *testing.T, all []*pair, began, killed, healed int64) 
 		case history.Row:
 			kept[r.CMID], rows[r.MID] = true, true
 		case history.Return:
+			if r.Ack != history.AckOK {
+				continue
+			}
 			answered[r.CMID] = r.T
 			if other := returned[r.MID]; other != "" && other != r.CMID {
 				t.Errorf("message id %d was given to %s and to %s", r.MID, other, r.CMID)
@@ -290,7 +352,7 @@ func (w *witness) judge(t *testing.T, all []*pair, began, killed, healed int64) 
 				taken++
 				continue
 			}
-			if r.Kind == history.Return && r.T < began {
+			if r.Kind == history.Return && r.Ack == history.AckOK && r.T < began {
 				before++
 			}
 		case history.Show:
@@ -345,14 +407,16 @@ func TestKilledRestore(t *testing.T) {
 		imd(t, &got, "backup", "--data-dir", n.Dir, "--to", filepath.Join(t.TempDir(), "look.tar"))
 		return got.Counts["entry"]
 	}
-	kills := 0
+	began := time.Now()
+	imd(t, nil, "restore", "--from", files[1], "--data-dir", n.Dir, "--force")
+	whole, kills := time.Since(began), 0
 	for i := range 30 {
 		from := files[i%2]
 		cmd := exec.Command(testenv.Binary(t), "restore", "--from", from, "--data-dir", n.Dir, "--force")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(30+rand.IntN(60)) * time.Millisecond) // at any moment
+		time.Sleep(rand.N(whole)) // at any moment
 		_ = cmd.Process.Kill()
 		if cmd.Wait() != nil {
 			kills++

@@ -48,6 +48,7 @@ func TestMovingUp(t *testing.T) {
 	}
 	imd(t, nil, "migrate", "up", "--postgres-file", dsn)
 	copyKilled(t, "store", "copy", "--data-dir", n.Dir, "--postgres-file", dsn)
+	imd(t, nil, "store", "copy", "--data-dir", n.Dir, "--postgres-file", dsn) // as if the last kill had come behind the last step
 
 	old := n.Args
 	n.Args = append(old[:len(old):len(old)], "--postgres-file", dsn)

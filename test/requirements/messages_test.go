@@ -140,6 +140,7 @@ func TestR04NothingIsAcknowledgedThatIsNotStored(t *testing.T) {
 	}
 	rss := n.Resident()
 	release := stall(t, n)
+	clock := testenv.NewClock(t)
 	sends := make([][]*clientv1.Send, clients)
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -151,19 +152,19 @@ func TestR04NothingIsAcknowledgedThatIsNotStored(t *testing.T) {
 				ids = append(ids, c.ID())
 				frames = append(frames, sendFrame(ids[len(ids)-1], m))
 			}
-			began := time.Now()
+			began := clock.Now()
 			if err := c.TryWrite(frames...); err != nil {
 				t.Error(err)
 				return
 			}
 			for _, id := range ids {
-				f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
+				f := c.Await(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
 				if s := f.GetSendAck().GetStatus(); s != clientv1.Ack_ACK_RETRY {
 					t.Errorf("with a stalled store: %v", f)
 					return
 				}
 			}
-			if took := time.Since(began); took > 2500*time.Millisecond {
+			if took := clock.Since(began); took > 2500*time.Millisecond {
 				t.Errorf("the answers took %v", took)
 			}
 		})
@@ -211,11 +212,10 @@ func TestR05KilledBetweenAcceptingAndFinishing(t *testing.T) {
 		release()
 		before := a.TakeWithin(0, func(f *clientv1.ServerFrame) bool { return f.Id == id }).GetSendAck()
 		n.Start()
-		began := time.Now()
 		a = login(t, n, "ann", "d")
 		m.Resend = true
 		ack := a.Send(m)
-		for ack.Status == clientv1.Ack_ACK_RETRY && time.Since(began) < 10*time.Second {
+		for l := testenv.NewLimit(10 * time.Second); ack.Status == clientv1.Ack_ACK_RETRY && !l.Over(); {
 			time.Sleep(100 * time.Millisecond)
 			ack = a.Send(m)
 		}
@@ -277,55 +277,30 @@ func TestR07RedeliveryIsPerDeviceAndBounded(t *testing.T) {
 	d1, d2 := login(t, n, "bob", "d1"), testenv.Login(t, n.URL(), protocol.JSON, n.Token("bob"), "d2")
 	token := n.Token("bob")
 	d3 := testenv.Login(t, base, protocol.Proto, token, "d3")
-	acking := make(chan map[int64]int, 2)
-	stop := make(chan struct{})
-	for _, d := range []*testenv.Client{d1, d2} {
-		go func() {
-			copies, have := map[int64]int{}, int64(0)
-			for {
-				f := d.TakeWithin(50*time.Millisecond, isDeliver)
-				for _, e := range f.GetDeliver().GetEntries() {
-					copies[e.Seq]++
-					have = max(have, e.Seq)
-					_ = d.TryWrite(ackFrame(conv, 0, have))
-				}
-				select {
-				case <-stop:
-					acking <- copies
-					return
-				default:
-				}
-			}
-		}()
-	}
+	acking := []*copies{count(d1, conv, 0), count(d2, conv, 0)}
 	a.SendAll(numbered(50, toUser("bob")))
 	type sight struct{ id, seq int64 }
-	copies := map[sight]int{}
-	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); { // all redeliveries take 1.8 s at most
+	seen := map[sight]int{}
+	take := func() {
 		for _, e := range d3.TakeWithin(100*time.Millisecond, isDeliver).GetDeliver().GetEntries() {
-			copies[sight{e.MessageId, e.Seq}]++
+			seen[sight{e.MessageId, e.Seq}]++
 		}
 	}
-	p.Set(faultproxy.Mode{Blackhole: true})
-	if len(copies) != 50 {
-		t.Errorf("%d different copies of 50 messages", len(copies))
+	eventually(t, "a copy of each of 50 messages", testenv.Patience, func() bool { take(); return len(seen) == 50 })
+	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); { // all redeliveries take 1.8 s at most
+		take()
 	}
-	for s, times := range copies {
+	p.Set(faultproxy.Mode{Blackhole: true})
+	if len(seen) != 50 {
+		t.Errorf("%d different copies of 50 messages", len(seen))
+	}
+	for s, times := range seen {
 		if times > 1+most {
 			t.Errorf("seq %d came %d times without an ack", s.seq, times)
 		}
 	}
-	close(stop)
-	for range 2 {
-		got := <-acking
-		if len(got) != 50 {
-			t.Errorf("an acknowledging device got %d of 50", len(got))
-		}
-		for seq, times := range got {
-			if times != 1 {
-				t.Errorf("an acknowledging device got %d %d times", seq, times)
-			}
-		}
+	for _, k := range acking {
+		k.once(t, "an acknowledging device", 1, 50)
 	}
 	back := testenv.Login(t, n.URL(), protocol.Proto, token, "d3")
 	page := back.History(&clientv1.History{ConversationId: conv})

@@ -78,9 +78,8 @@ func TestR26FewDescriptors(t *testing.T) {
 			n := &testenv.Node{Dir: t.TempDir() + "/data", Under: []string{"sh", "-c", `ulimit -n 256; exec "$0" "$@"`},
 				Args: set(fmt.Sprint("gateway.max_connections=", most), "gateway.hello_timeout=30s")}
 			n.Begin(t)
-			if !strings.Contains(n.Log(), "more connections are allowed than the process may open files") {
-				t.Error("the start does not warn of the ceiling")
-			}
+			n.AwaitLog("more connections are allowed than the process may open files")
+			clock := testenv.NewClock(t)
 			var chatting []*testenv.Client
 			for i := range 20 {
 				chatting = append(chatting, login(t, n, fmt.Sprint("u", i), "d"))
@@ -95,20 +94,20 @@ func TestR26FewDescriptors(t *testing.T) {
 						slowest <- worst
 						return
 					case <-time.After(10 * time.Millisecond):
-						began := time.Now()
+						began := clock.Now()
 						if ack := chatting[i%20].Send(testenv.ToUser("friend", "x")); ack.Status != clientv1.Ack_ACK_OK {
 							t.Errorf("not stored: %v", ack)
 						}
-						worst = max(worst, time.Since(began))
+						worst = max(worst, clock.Since(began))
 					}
 				}
 			}()
 			var open []*testenv.Client
 			refused := 0
 			for range 400 {
-				began := time.Now()
+				began := clock.Now()
 				c, res, err := testenv.TryDial(t, n.URL(), protocol.Proto, testenv.DialOptions{})
-				if took := time.Since(began); took > 2*time.Second {
+				if took := clock.Since(began); took > 2*time.Second {
 					t.Errorf("an answer took %v", took)
 				}
 				switch {
@@ -124,10 +123,10 @@ func TestR26FewDescriptors(t *testing.T) {
 			if refused == 0 || len(open) == 0 {
 				t.Errorf("%d open, %d refused", len(open), refused)
 			}
-			cpu := n.Metric("process_cpu_seconds_total")
+			cpu, from := n.Metric("process_cpu_seconds_total"), time.Now()
 			time.Sleep(time.Second)
-			if spent := n.Metric("process_cpu_seconds_total") - cpu; spent > .5 {
-				t.Errorf("the process spends %.2f s of CPU a second", spent)
+			if share := (n.Metric("process_cpu_seconds_total") - cpu) / time.Since(from).Seconds(); share > .5 {
+				t.Errorf("the process spends %.2f s of CPU a second", share)
 			}
 			for _, c := range open[len(open)/4:] {
 				c.Cut()
@@ -141,8 +140,8 @@ func TestR26FewDescriptors(t *testing.T) {
 			var closed atomic.Int64
 			var wg sync.WaitGroup
 			for _, c := range mute(t, n, 300) {
-				_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
 				wg.Go(func() {
+					defer limitReads(c, 2*time.Second)()
 					if _, err := c.Read(make([]byte, 1)); !os.IsTimeout(err) {
 						closed.Add(1)
 					}
@@ -189,7 +188,7 @@ func TestR53AReconnectWave(t *testing.T) { // not beside others: it takes all th
 		tokens[i] = n.Token(fmt.Sprint("w", i))
 	}
 	for _, name := range []string{"new users", "after a kill"} {
-		w := &wave{t: t, base: n.URL(), tokens: tokens}
+		w := &wave{t: t, base: n.URL(), tokens: tokens, clock: testenv.NewClock(t)}
 		first := login(t, n, "first", "d")
 		stop, worst := make(chan struct{}), make(chan time.Duration, 1)
 		go func() {
@@ -201,14 +200,16 @@ func TestR53AReconnectWave(t *testing.T) { // not beside others: it takes all th
 					worst <- nearlySlowest(all)
 					return
 				case <-time.After(10 * time.Millisecond):
-					began := time.Now()
+					began := w.clock.Now()
 					if ack := first.Send(testenv.ToUser("friend", "x")); ack.Status == clientv1.Ack_ACK_OK {
-						all = append(all, time.Since(began))
+						all = append(all, w.clock.Since(began))
 					}
 				}
 			}
 		}()
+		began := time.Now()
 		took := w.come()
+		slowness := max(1, time.Since(began).Seconds()/took.Seconds())
 		close(stop)
 		slowest := <-worst
 		t.Logf("%s: %d clients in %v, %d refusals on the way, acks of one who was there within %v", name, w.in.Load(),
@@ -217,10 +218,17 @@ func TestR53AReconnectWave(t *testing.T) { // not beside others: it takes all th
 			t.Errorf("%s: %d of %d were in after %v", name, w.in.Load(), size, took)
 		}
 		// The clients share the processors with the server, and perhaps with other
-		// tests, so the time on this side says little: the server's own counts.
-		// Who had to stand in line would wait as long as the wave takes.
-		if all, quick := n.Metric("imd_message_send_seconds_count"), n.Metric(`imd_message_send_seconds_bucket{le="1"}`); quick < all*.99 {
-			t.Errorf("%s: only %v of %v sends were answered within a second", name, quick, all)
+		// tests, so the time on this side says little: the server's own counts, as far as
+		// the machine gave it any. Who had to stand in line would wait as long as the wave
+		// takes.
+		second := "1"
+		for _, le := range []float64{1, 2.5, 5, 10} { // the bounds that the server counts by
+			if second = fmt.Sprint(le); le >= slowness {
+				break
+			}
+		}
+		if all, quick := n.Metric("imd_message_send_seconds_count"), n.Metric(`imd_message_send_seconds_bucket{le="`+second+`"}`); quick < all*.99 {
+			t.Errorf("%s: only %v of %v sends were answered within %s s on a machine that was %.1f times slower", name, quick, all, second, slowness)
 		}
 		if slowest > max(time.Second, took) {
 			t.Errorf("%s: one who was there waited %v", name, slowest)
@@ -235,16 +243,17 @@ type wave struct {
 	t           *testing.T
 	base        string
 	tokens      []string
+	clock       *testenv.Clock
 	in, refused atomic.Int64
 }
 
-// come lets all connect and says how long it took until all were in.
+// come lets all connect and says how long it took until all were in, by the clock.
 func (w *wave) come() time.Duration {
 	var wg sync.WaitGroup
-	began := time.Now()
+	began := w.clock.Now()
 	for _, token := range w.tokens {
 		wg.Go(func() {
-			for time.Since(began) < 30*time.Second {
+			for w.clock.Since(began) < 30*time.Second {
 				wait, ok := w.try(token)
 				if ok {
 					w.in.Add(1)
@@ -256,7 +265,7 @@ func (w *wave) come() time.Duration {
 		})
 	}
 	wg.Wait()
-	return time.Since(began)
+	return w.clock.Since(began)
 }
 
 // try makes one attempt; wait is how long to stay away after a refusal.
@@ -270,7 +279,7 @@ func (w *wave) try(token string) (wait time.Duration, ok bool) {
 	}
 	id := c.ID()
 	_ = c.TryWrite(helloFrame(id, token, "d"))
-	f := c.TakeWithin(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
+	f := c.Await(testenv.Patience, func(f *clientv1.ServerFrame) bool { return f.Id == id })
 	if bye := f.GetBye(); bye != nil && bye.Reason != "busy" {
 		w.t.Errorf("refused with %v", bye)
 	}

@@ -89,10 +89,29 @@ func wsFrame(fin bool, op byte, payload []byte) []byte {
 	return append(append(b, 0, 0, 0, 0), payload...)
 }
 
+// limitReads makes what reads from a connection fail once a limit is over, which goes
+// by as a testenv.Limit does, until stop is called.
+func limitReads(c net.Conn, limit time.Duration) (stop func()) {
+	_ = c.SetReadDeadline(time.Time{}) // of a former limit
+	done := make(chan struct{})
+	go func() {
+		for l := testenv.NewLimit(limit); !l.Over(); {
+			select {
+			case <-done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		_ = c.SetReadDeadline(time.Now()) // it may be closed
+	}()
+	return func() { close(done) }
+}
+
 // closeCode reads until the connection ends and returns the close code; 0 = it
-// was cut without one, -1 = it is still open after limit.
+// was cut without one, -1 = it is still open after limit, in the time of a
+// testenv.Limit.
 func (c *rawConn) closeCode(limit time.Duration) int {
-	_ = c.SetReadDeadline(time.Now().Add(limit))
+	defer limitReads(c, limit)()
 	for {
 		op, payload, err := c.frame()
 		switch {

@@ -3,7 +3,6 @@ package requirements
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,21 +26,13 @@ func withRedis(t *testing.T, pairs ...string) (*testenv.Node, *testenv.Redis) {
 // cacheAnswers waits until the node asks its cache, or has stopped to.
 func cacheAnswers(t *testing.T, n *testenv.Node, yes bool) {
 	t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); (n.Metric("imd_dedup_open") == 0) != yes; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the cache answers: %v", !yes)
-		}
-	}
+	eventually(t, fmt.Sprintf("the cache answers is %v", yes), testenv.Patience, func() bool { return (n.Metric("imd_dedup_open") == 0) == yes })
 }
 
 // told waits until the cache was told of n sends in all.
 func told(t *testing.T, n *testenv.Node, sends float64) {
 	t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); n.Metric(`imd_dedup_notes_total{result="written"}`) < sends; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the cache was told of %v sends, want %v", n.Metric(`imd_dedup_notes_total{result="written"}`), sends)
-		}
-	}
+	eventually(t, fmt.Sprintf("the cache was told of %v sends", sends), testenv.Patience, func() bool { return n.Metric(`imd_dedup_notes_total{result="written"}`) >= sends })
 }
 
 func resend(m *clientv1.Send) *clientv1.Send {
@@ -66,15 +57,16 @@ func TestR01WhateverHappensToTheCache(t *testing.T) {
 		first[i] = a.MustSend(m)
 	}
 	told(t, n, float64(len(sends)))
+	clock := testenv.NewClock(t)
 	check := func(what string) {
 		t.Helper()
 		for i, m := range sends {
-			began := time.Now()
+			began := clock.Now()
 			got := a.MustSend(resend(m))
 			if !got.Duplicate || got.MessageId != first[i].MessageId || got.Seq != first[i].Seq || got.PrevSeq != first[i].PrevSeq || got.ServerTimeMs != first[i].ServerTimeMs {
 				t.Errorf("%s: the repeat of %d got %v, it was first %v", what, i+1, got, first[i])
 			}
-			if took := time.Since(began); took > 2*time.Second {
+			if took := clock.Since(began); took > 2*time.Second {
 				t.Errorf("%s: the answer took %v", what, took)
 			}
 		}
@@ -150,6 +142,7 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 	t.Parallel()
 	n, r := withRedis(t, unhurried...)
 	const senders = 10
+	clock := testenv.NewClock(t)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -167,9 +160,9 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 				m := to(fmt.Sprint(k))
 				m.ClientMessageId = uuid.NewString()
 				for _, m := range []*clientv1.Send{m, resend(m)} {
-					began := time.Now()
+					began := clock.Now()
 					ack := c.Send(m)
-					took := time.Since(began)
+					took := clock.Since(began)
 					mu.Lock()
 					slowest, sent = max(slowest, took), sent+1
 					mu.Unlock()
@@ -190,9 +183,9 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 				return
 			case <-time.After(50 * time.Millisecond):
 			}
-			began := time.Now()
+			began := clock.Now()
 			c := login(t, n, "comes", "d")
-			slowestLogin, logins = max(slowestLogin, time.Since(began)), logins+1
+			slowestLogin, logins = max(slowestLogin, clock.Since(began)), logins+1
 			c.Close()
 		}
 	})
@@ -213,9 +206,9 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 		r.Kill()
 		cacheAnswers(t, n, false)
 		r.Start()
-		began := time.Now()
+		began := clock.Now()
 		cacheAnswers(t, n, true)
-		if took := time.Since(began); took > 5*time.Second {
+		if took := clock.Since(began); took > 5*time.Second {
 			t.Errorf("used again %v after its return", took)
 		}
 	}
@@ -231,7 +224,5 @@ func TestR25RedisHangsAndDies(t *testing.T) {
 		t.Errorf("only %d sends and %d logins", sent, logins)
 	}
 	t.Logf("%d sends, the slowest answer took %v; %d logins, the slowest took %v", sent, slowest, logins, slowestLogin)
-	if !strings.Contains(n.Log(), "does not answer") {
-		t.Error("the log does not say it")
-	}
+	n.AwaitLog("does not answer")
 }

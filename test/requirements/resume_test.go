@@ -121,7 +121,7 @@ func resumesOverTwo(t *testing.T, g *gateways) {
 		}
 	}
 	end := <-last
-	for until := time.Now().Add(testenv.Patience); v.tl.Have() < end && time.Now().Before(until); {
+	for l := testenv.NewLimit(testenv.Patience); v.tl.Have() < end && !l.Over(); {
 		v.listen(time.Now().Add(20 * time.Millisecond))
 	}
 	want := make([]int64, end)

@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
 var (
@@ -61,12 +62,13 @@ func followAs(t testing.TB, addr, cluster, node string, h *control.Handle, chang
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
 	t.Cleanup(func() {
-		start := time.Now()
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(start); took > 2*time.Second {
+		took := machine.Took(func() {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		if took > 2*time.Second {
 			t.Errorf("Run took %v to end", took)
 		}
 		if err := d.Close(); err != nil {

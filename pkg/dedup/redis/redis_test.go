@@ -167,24 +167,26 @@ func TestAHungServerCostsLittleAndThenNothing(t *testing.T) {
 	c.confirm(t, key("a"), answer())
 	r.Pause()
 	for i := 0; !c.Open(); i++ {
-		began := time.Now()
-		if _, err := c.Try(t.Context(), "n1", []dedup.Key{key("a")}); err == nil {
-			t.Fatal("a paused server answered")
-		}
-		if took := time.Since(began); took > 40*tryTime { // the machine may be busy
+		took := testenv.Took(func() {
+			if _, err := c.Try(t.Context(), "n1", []dedup.Key{key("a")}); err == nil {
+				t.Fatal("a paused server answered")
+			}
+		})
+		if took > 40*tryTime { // the machine may be busy
 			t.Errorf("a call took %v", took)
 		}
 		if i == 5 {
 			t.Fatal("the circuit stays closed")
 		}
 	}
-	began := time.Now()
-	for range 10_000 {
-		if _, err := c.Try(t.Context(), "n1", []dedup.Key{key("a")}); dedup.ClassOf(err) != dedup.Open {
-			t.Fatalf("error %v", err)
+	took := testenv.Took(func() {
+		for range 10_000 {
+			if _, err := c.Try(t.Context(), "n1", []dedup.Key{key("a")}); dedup.ClassOf(err) != dedup.Open {
+				t.Fatalf("error %v", err)
+			}
 		}
-	}
-	if took := time.Since(began); took > time.Second {
+	})
+	if took > time.Second {
 		t.Errorf("10,000 calls that are not made took %v", took)
 	}
 	if err := c.Confirm(t.Context(), []dedup.Confirmed{{Key: key("a"), Answer: answer()}}); dedup.ClassOf(err) != dedup.Open {
@@ -208,12 +210,9 @@ func TestCloseDoesNotWaitForAHungServer(t *testing.T) {
 	for range 5 {
 		c.Try(t.Context(), "n1", []dedup.Key{key("a")})
 	}
-	began := time.Now()
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
-	if took := time.Since(began); took > 2*closeTime {
-		t.Errorf("it took %v", took)
+	took := testenv.Took(func() { err = c.Close() })
+	if err != nil && took > closeTime/2 || took > 2*closeTime { // a stop of the machine alone is no reason
+		t.Errorf("it took %v: %v", took, err)
 	}
 }
 

@@ -130,7 +130,7 @@ const (
 )
 
 // Begin is store.Target's.
-func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Table]store.Progress, finished bool, err error) {
+func (g *target) Begin(ctx context.Context, o store.Origin) (have store.Taken, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ruleTime)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, g.c, func(t pgx.Tx) error {
@@ -142,18 +142,15 @@ func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Tabl
 			return begin(ctx, t, o)
 		case err != nil:
 			return err
-		case epoch != o.DataEpoch:
-			return fmt.Errorf("it is the copy of another store: %w", store.ErrOccupied)
-		case state != o.State && ended != 0:
-			return fmt.Errorf("a copy into it was finished before: %w", store.ErrOccupied)
-		case state != o.State:
-			return store.ErrChanged
 		}
-		finished = ended != 0
-		done, err = progress(ctx, t)
+		have.Finished = ended != 0
+		if have.Moved, err = o.Meet(epoch, state, have.Finished); err != nil {
+			return err
+		}
+		have.Tables, err = progress(ctx, t)
 		return err
 	})
-	return done, finished, err
+	return have, err
 }
 
 // begin notes that a copy has begun, in an empty store.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/testenv"
@@ -109,10 +108,10 @@ func TestMigrateKilled(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	done, err := Migrate(t.Context(), dsn)
-	if err != nil || len(done) != len(versions()) || time.Since(began) > testenv.Patience {
-		t.Errorf("migrating again: %d steps, %v, %v", len(done), time.Since(began), err)
+	var done []Migration
+	took := testenv.Took(func() { done, err = Migrate(t.Context(), dsn) })
+	if err != nil || len(done) != len(versions()) || took > testenv.Patience {
+		t.Errorf("migrating again: %d steps, %v, %v", len(done), took, err)
 	}
 	openAt(t, dsn).Close()
 }
@@ -146,11 +145,12 @@ func TestMigrateWithoutAnAnswer(t *testing.T) {
 	}
 	defer l.Close()
 	dsn := "postgres://imd@" + l.Addr().String() + "/imd?sslmode=disable"
-	began := time.Now()
-	if _, err := Migrate(t.Context(), dsn); err == nil || !strings.Contains(err.Error(), "cannot be reached") {
-		t.Errorf("Migrate() = %v; want a sentence", err)
-	}
-	if took := time.Since(began); took > 3*connectTime {
+	took := testenv.Took(func() {
+		if _, err := Migrate(t.Context(), dsn); err == nil || !strings.Contains(err.Error(), "cannot be reached") {
+			t.Errorf("Migrate() = %v; want a sentence", err)
+		}
+	})
+	if took > 3*connectTime {
 		t.Errorf("it took %v", took)
 	}
 }

@@ -223,9 +223,9 @@ func TestAHeldShardHoldsUpNoOther(t *testing.T) {
 	letGo := stranger(t, dsn, `SELECT 1 FROM shard WHERE id = $1 FOR SHARE`, ring.Shard(string(held)))
 	b.named(6)
 	row := sendBy(held, "o", "")
-	began := time.Now()
-	got := b.answer(row, sendBy(free, "o", ""))
-	if took := time.Since(began); took > 700*time.Millisecond {
+	var got []store.AppendResult
+	took := testenv.Took(func() { got = b.answer(row, sendBy(free, "o", "")) })
+	if took > 700*time.Millisecond {
 		t.Errorf("the other conversation waited %v", took)
 	}
 	if got[0].Err == nil || got[0].Err.Reason != clientv1.Reason_REASON_BUSY || got[1].Err != nil {
@@ -312,7 +312,7 @@ func TestACopyMayNumberFromSegments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := g.Begin(t.Context(), store.Origin{DataEpoch: "e"}); err != nil {
+	if _, err := g.Begin(t.Context(), store.Origin{DataEpoch: "e"}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := pgx.Connect(t.Context(), strings.Split(dsn, "&")[0])

@@ -27,7 +27,8 @@ type source struct {
 	commits int64
 }
 
-// OpenSource holds the database that u names, to copy it. It changes nothing.
+// OpenSource holds the database that u names, to copy it. It changes nothing, but
+// completes a Retire that was cut short.
 //
 // Errors: fs.ErrNotExist; one sentence that wraps store.ErrLocked if a server
 // uses it, store.ErrSchema if another version of imd must see it first.
@@ -62,10 +63,16 @@ func OpenSource(ctx context.Context, u *url.URL, _ *zap.Logger) (_ store.Source,
 	if need := needed(); schema != need {
 		return nil, fmt.Errorf("the database %s has schema %d and this program copies %d; start and stop a node of this version on it: %w", path, schema, need, store.ErrSchema)
 	}
-	var m mark
-	var clean bool
-	if err := s.row(sqlStore, nil, &m.epoch, &m.commits, &newest, &clean); err != nil {
+	var m, moved mark
+	if err := s.row(sqlSource, nil, &m.epoch, &m.commits, &newest, &moved.epoch, &moved.commits); err != nil {
 		return nil, err
+	}
+	untouched := m.commits == moved.commits+1 // since it was retired
+	if untouched && moved.epoch != "" && judge(moved, remembered) == "" {
+		if err := side.begin(m); err != nil {
+			return nil, fileFault(path+sideSuffix, err)
+		}
+		remembered = &m
 	}
 	if why := judge(m, remembered); why != "" || copied {
 		return nil, fmt.Errorf("the database %s was put back and no node has started on it since; start and stop one first: %w", path, store.ErrSchema)
@@ -77,9 +84,20 @@ func OpenSource(ctx context.Context, u *url.URL, _ *zap.Logger) (_ store.Source,
 		return nil, err
 	}
 	s.commits = m.commits
-	s.origin = store.Origin{DataEpoch: m.epoch, State: strconv.FormatInt(m.commits, 10), Newest: moment(newest)}
+	s.origin = store.Origin{DataEpoch: m.epoch, State: stateOf(m), Newest: moment(newest), MovedEpoch: moved.epoch}
+	if moved.epoch != "" && untouched {
+		s.origin.MovedState = stateOf(moved)
+	}
 	return s, nil
 }
+
+// stateOf is the State of an Origin.
+func stateOf(m mark) string { return strconv.FormatInt(m.commits, 10) }
+
+const (
+	sqlSource = `SELECT data_epoch, commits, newest_ms, moved_epoch, moved_commits FROM store WHERE id = 1`
+	sqlRetire = `UPDATE store SET moved_epoch = data_epoch, moved_commits = commits, data_epoch = ?, commits = ? WHERE id = 1`
+)
 
 const sqlUntold = `SELECT r.name FROM receiver r, outbox o WHERE r.name NOT LIKE '%/%'
   AND (r.cursor < o.last_pos OR r.open <> x'' OR EXISTS (SELECT 1 FROM feed)) ORDER BY r.name`
@@ -117,7 +135,7 @@ func (s *source) Retire(ctx context.Context) (_ string, err error) {
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	m := mark{newEpoch(), s.commits + 1}
-	if _, err := db.ExecContext(ctx, `UPDATE store SET data_epoch = ?, commits = ? WHERE id = 1`, m.epoch, m.commits); err != nil {
+	if _, err := db.ExecContext(ctx, sqlRetire, m.epoch, m.commits); err != nil {
 		return "", err
 	}
 	return m.epoch, fileFault(s.path+sideSuffix, s.side.begin(m))

@@ -47,15 +47,44 @@ func TestSource(t *testing.T) {
 	if src, err = open(); err != nil || src.Origin() != first {
 		t.Fatalf("looking at a source has changed it: %v", err)
 	}
+	note, err := os.ReadFile(path + sideSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
 	retired, err := src.Retire(t.Context())
 	if err := errors.Join(err, src.Close()); err != nil {
 		t.Fatal(err)
+	}
+	for _, cut := range []bool{false, true} {
+		if cut { // between the database and the note beside it
+			if err := os.WriteFile(path+sideSuffix, note, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if src, err = open(); err != nil {
+			t.Fatal(err)
+		}
+		if o := src.Origin(); o.DataEpoch != retired || o.MovedEpoch != first.DataEpoch || o.MovedState != first.State {
+			t.Errorf("a source that was retired: %+v", o)
+		}
+		if err := src.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s = openAt(t, path)
 	if s.DataEpoch() != retired || retired == first.DataEpoch {
 		t.Errorf("data_epoch %s, want %s", s.DataEpoch(), retired)
 	}
 	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if src, err = open(); err != nil {
+		t.Fatal(err)
+	}
+	if o := src.Origin(); o.MovedEpoch != first.DataEpoch || o.MovedState != "" {
+		t.Errorf("a source that was used after it was retired: %+v", o)
+	}
+	if err := src.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(path + sideSuffix); err != nil {

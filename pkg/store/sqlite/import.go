@@ -56,7 +56,7 @@ const (
 )
 
 // Begin is store.Target's.
-func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Table]store.Progress, finished bool, err error) {
+func (g *target) Begin(ctx context.Context, o store.Origin) (have store.Taken, err error) {
 	err = g.s.w.run(ctx, func(t *tx) error {
 		var epoch, state string
 		var ended int64
@@ -66,24 +66,21 @@ func (g *target) Begin(ctx context.Context, o store.Origin) (done map[store.Tabl
 			return t.beginImport(ctx, o)
 		case err != nil:
 			return err
-		case epoch != o.DataEpoch:
-			return fmt.Errorf("it is the copy of another store: %w", store.ErrOccupied)
-		case state != o.State && ended != 0:
-			return fmt.Errorf("a copy into it was finished before: %w", store.ErrOccupied)
-		case state != o.State:
-			return store.ErrChanged
 		}
-		finished = ended != 0
-		done = map[store.Table]store.Progress{}
+		have.Finished = ended != 0
+		if have.Moved, err = o.Meet(epoch, state, have.Finished); err != nil {
+			return err
+		}
+		have.Tables = map[store.Table]store.Progress{}
 		return t.each(ctx, sqlProgress, nil, func(scan func(...any) error) error {
 			var name store.Table
 			var p store.Progress
 			err := scan(&name, &p.After, &p.End, &p.Rows, &p.Sum)
-			done[name] = p
+			have.Tables[name] = p
 			return err
 		})
 	})
-	return done, finished, err
+	return have, err
 }
 
 // moreTables are those that must be empty at the beginning beside the ones that are

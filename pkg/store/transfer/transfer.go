@@ -57,13 +57,16 @@ func Copy(ctx context.Context, from store.Source, to store.Target, o Options) (*
 		o.Step = func(Step) {}
 	}
 	origin := from.Origin()
-	done, finished, err := to.Begin(ctx, origin)
+	have, err := to.Begin(ctx, origin)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{DataEpoch: origin.DataEpoch, Resumed: len(done) > 0}
+	r := &Report{DataEpoch: origin.DataEpoch, Resumed: len(have.Tables) > 0}
+	if have.Moved {
+		r.DataEpoch, r.Retired = origin.MovedEpoch, origin.DataEpoch
+	}
 	for _, t := range store.Tables() {
-		p := done[t]
+		p := have.Tables[t]
 		if !p.End {
 			if p, err = copyTable(ctx, from, to, t, p, o); err != nil {
 				return nil, fmt.Errorf("copy %s: %w", t, err)
@@ -71,7 +74,7 @@ func Copy(ctx context.Context, from store.Source, to store.Target, o Options) (*
 		}
 		r.Tables = append(r.Tables, TableReport{t, p.Rows, p.Sum})
 	}
-	if !finished {
+	if !have.Finished {
 		for _, t := range r.Tables {
 			if err := check(ctx, to, t, o); err != nil {
 				return nil, fmt.Errorf("check %s: %w", t.Table, err)
@@ -80,6 +83,9 @@ func Copy(ctx context.Context, from store.Source, to store.Target, o Options) (*
 		if err := to.Finish(ctx); err != nil {
 			return nil, fmt.Errorf("finish: %w", err)
 		}
+	}
+	if have.Moved {
+		return r, nil
 	}
 	if r.Retired, err = from.Retire(ctx); err != nil {
 		return nil, fmt.Errorf("give the source a new data_epoch: %w", err)

@@ -84,23 +84,24 @@ func TestNobodyWaitsForACollector(t *testing.T) {
 		e := open(t, Options{Endpoint: at})
 		x, worst := aSpan(), time.Duration(0)
 		const n = 3 * maxQueue
-		began := time.Now()
-		for range n {
-			one := time.Now()
-			e.Add(x)
-			worst = max(worst, time.Since(one))
-		}
-		each := time.Since(began) / n
-		closing := time.Now()
-		if err := e.Close(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		t.Logf("%s: a span takes %v, at most %v; the end %v", name, each, worst, time.Since(closing).Round(time.Millisecond))
+		each := testenv.Took(func() {
+			for range n {
+				one := time.Now()
+				e.Add(x)
+				worst = max(worst, time.Since(one))
+			}
+		}) / n
+		ends := testenv.Took(func() {
+			if err := e.Close(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+		t.Logf("%s: a span takes %v, at most %v; the end %v", name, each, worst, ends.Round(time.Millisecond))
 		if each > 200*time.Microsecond {
 			t.Errorf("%s: a span takes %v", name, each)
 		}
-		if took := time.Since(closing); took > closeLimit+time.Second {
-			t.Errorf("%s: the end takes %v", name, took)
+		if ends > closeLimit+time.Second {
+			t.Errorf("%s: the end takes %v", name, ends)
 		}
 		if s := e.Stats(); s.Made != n || s.Exported != 0 {
 			t.Errorf("%s: %+v", name, s)

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,6 +38,7 @@ type Driver struct {
 func Run(t *testing.T, fresh func(t testing.TB) Driver) {
 	t.Run("everything arrives and goes on where it was", func(t *testing.T) { everything(t, fresh(t)) })
 	t.Run("a copy that ends anywhere goes on", func(t *testing.T) { resumed(t, fresh(t)) })
+	t.Run("a copy that is run once more has nothing to do", func(t *testing.T) { again(t, fresh(t)) })
 	t.Run("a target with data is refused", func(t *testing.T) { occupied(t, fresh(t)) })
 	t.Run("a source that has changed is refused", func(t *testing.T) { changed(t, fresh(t)) })
 	t.Run("half a copy is not served", func(t *testing.T) { half(t, fresh(t)) })
@@ -478,6 +481,24 @@ func occupied(t *testing.T, d Driver) {
 		t.Error(err)
 	}
 	must(t, s.Close())
+}
+
+// again runs a copy once more, as after a kill just behind its last step.
+func again(t *testing.T, d Driver) {
+	w := newWorld(t)
+	first, err := w.copy(t, d, nil)
+	must(t, err)
+	second, err := w.copy(t, d, nil)
+	must(t, err)
+	first.Resumed = true
+	if !reflect.DeepEqual(first, second) {
+		t.Errorf("reports %+v, %+v", first, second)
+	}
+	must(t, d.serve(t).Close())
+	w.with(t, func(t testing.TB, s store.MessageStore) { w.send(t, s, w.row(w.direct, "ann", "bob", 500)) })
+	if _, err := w.copy(t, d, nil); !errors.Is(err, store.ErrOccupied) || !strings.Contains(err.Error(), "used since") {
+		t.Errorf("a source that goes on for itself: %v", err)
+	}
 }
 
 func changed(t *testing.T, d Driver) {

@@ -1,0 +1,60 @@
+package testenv
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+	"testing"
+)
+
+// The ports of servers that cannot choose one themselves. They are below those that
+// the system gives to whoever asks for any port, also to each connection: of these
+// one may be taken between its choice and its use, or while its server is away.
+const firstPort, lastPort = 20000, 32000
+
+// claims holds what keeps other test processes from the ports of this one, until it
+// ends.
+var claims struct {
+	sync.Mutex
+	held []net.Listener
+}
+
+// FreeAddress is an address of this machine, as host:port, for a server of the test.
+// No test is given the same as long as this process lives, so the server may go and
+// come back there.
+func FreeAddress(t testing.TB, ip string) string {
+	t.Helper()
+	port, err := freePort(ip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return net.JoinHostPort(ip, strconv.Itoa(port))
+}
+
+// freePort is the port of FreeAddress.
+func freePort(ip string) (int, error) {
+	claims.Lock()
+	defer claims.Unlock()
+	var last error
+	for range 1000 {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		// The name is in no folder, belongs to the network of the process as the port
+		// does, and goes with the process.
+		claim, err := net.Listen("unix", fmt.Sprintf("@imd-test-port-%d", port))
+		if err != nil {
+			last = err
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+		if err != nil {
+			last = err
+			_ = claim.Close() // nobody uses it
+			continue
+		}
+		claims.held = append(claims.held, claim)
+		return port, l.Close()
+	}
+	return 0, fmt.Errorf("no port is free: %w", last)
+}
