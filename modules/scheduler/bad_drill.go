@@ -11,7 +11,7 @@ import (
 
 // outlives is for how long the jobs of a term go on behind its end, if the known-bad
 // build leaves out the fence: that a leader stops itself would mostly hide it.
-const outlives = 2 * time.Second
+const outlives = 6 * time.Second
 
 // ofTerm is the context of a term's jobs: that of the term, or one that outlives it.
 func ofTerm(ctx context.Context) context.Context {

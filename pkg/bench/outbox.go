@@ -18,6 +18,14 @@ type outbox struct {
 	flying []*send          // written, no answer yet; by frame id
 	count  int              // sends in all lanes
 	order  uint64
+	late   []lateAnswer // still to come on this connection, for the record alone; at most protocol.ClientSendWindow
+}
+
+// lateAnswer is an answer that no longer decides anything, as its send was found in the
+// log before. It is recorded all the same, so that it can be judged.
+type lateAnswer struct {
+	frameID uint32
+	p       *send
 }
 
 // lane is the sends of one device into one conversation.
@@ -163,6 +171,7 @@ func (o *outbox) answered(id uint32, a *ackIn) {
 		}
 	}
 	switch {
+	case at < 0 && o.tooLate(id, a):
 	case a.status == clientv1.Ack_ACK_OK:
 		p := o.find(at, a.cmid)
 		if p == nil {
@@ -206,11 +215,26 @@ func (o *outbox) stored(cv *conv, e *entryIn) {
 	}
 	for _, p := range l.sends {
 		if string(p.cmid[:]) == string(e.cmid) {
+			if o.d.h.rec != nil && p.frameID != 0 && len(o.late) < protocol.ClientSendWindow {
+				o.late = append(o.late, lateAnswer{p.frameID, p})
+			}
 			o.finish(p, &ackIn{status: clientv1.Ack_ACK_OK, cmid: p.cmid[:], mid: e.mid, seq: e.seq, prev: e.prev})
 			o.pump()
 			return
 		}
 	}
+}
+
+// tooLate records an answer to a send that was found in the log before; false if it is
+// none.
+func (o *outbox) tooLate(id uint32, a *ackIn) bool {
+	at := slices.IndexFunc(o.late, func(l lateAnswer) bool { return l.frameID == id })
+	if at < 0 {
+		return false
+	}
+	o.d.h.rec.answer(o.d, o.late[at].p, a)
+	o.late = slices.Delete(o.late, at, at+1)
+	return true
 }
 
 // finish takes a send out for good.
@@ -289,7 +313,7 @@ func (o *outbox) lost() {
 		p.frameID = 0
 		o.d.h.rec.unknown(o.d, p)
 	}
-	o.flying = nil
+	o.flying, o.late = nil, nil
 	for _, l := range o.lanes {
 		l.inflight, l.hold, l.attempts, l.runStart = 0, 0, 0, false
 		o.await(l)
@@ -299,6 +323,7 @@ func (o *outbox) lost() {
 // reconnected writes everything again, in order, on the session that now is
 // the device's.
 func (o *outbox) reconnected() {
+	o.late = nil
 	if len(o.flying) > 0 {
 		o.lost()
 	}

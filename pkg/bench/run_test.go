@@ -157,6 +157,36 @@ func TestRefusedSendsKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// An answer that comes after its message was found in the log is recorded: a refusal of
+// what is stored is seen by whoever judges.
+func TestLateAnswersAreRecorded(t *testing.T) {
+	f := newFake(t)
+	late := ""
+	f.judge = func(n int, c *fakeConn, s *clientv1.Send) *clientv1.SendAck {
+		conv := protocol.DirectID(c.user, s.GetToUser())
+		if n != 5 || s.GetToUser() == "" {
+			return nil
+		}
+		late = s.ClientMessageId
+		e, _ := f.conv(conv, c.user, s.GetToUser()).append(f, c.user, s)
+		for o := range f.online {
+			o.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Deliver{Deliver: &clientv1.Deliver{ConversationId: conv, Entries: []*clientv1.Entry{e}}}})
+		}
+		return &clientv1.SendAck{Status: clientv1.Ack_ACK_FAIL, Error: protocol.NewError(protocol.ReasonNotMember, "", 0)}
+	}
+	o := f.options("send", 2)
+	rec, dir := recording(t)
+	o.Record = rec
+	if res, err := Run(t.Context(), o); err != nil || res.Failed != 0 {
+		t.Fatal(err, res.Errors)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := readHistory(t, rec, dir).answers[late]; !slices.Equal(got, []string{history.AckOK, history.AckFail}) {
+		t.Errorf("recorded are %v", got)
+	}
+}
+
 // Devices told to come back do so, and send again, in order, what was not
 // answered; everything is shown once.
 func TestReconnect(t *testing.T) {
@@ -261,6 +291,7 @@ func TestRecordedMix(t *testing.T) {
 
 // story is what the tests look at in a history.
 type story struct {
+	answers map[string][]string // to each send
 	count   map[history.Kind]int
 	unknown int
 	invokes []string
@@ -284,7 +315,7 @@ func readHistory(t *testing.T, rec *history.Recorder, dir string) *story {
 	if err := rec.Close(history.Run{}); err != nil {
 		t.Fatal(err)
 	}
-	h := &story{count: map[history.Kind]int{}, rows: map[string][]history.Record{}, spans: map[string][]string{}, shown: map[[3]string][]history.Record{}, devices: map[string][]string{}}
+	h := &story{count: map[history.Kind]int{}, answers: map[string][]string{}, rows: map[string][]history.Record{}, spans: map[string][]string{}, shown: map[[3]string][]history.Record{}, devices: map[string][]string{}}
 	last := map[string]int64{}
 	_, err := history.Read(dir, func(file string, r *history.Record) error {
 		h.count[r.Kind]++
@@ -295,6 +326,7 @@ func readHistory(t *testing.T, rec *history.Recorder, dir string) *story {
 			if r.Ack == history.AckUnknown {
 				h.unknown++
 			}
+			h.answers[r.CMID] = append(h.answers[r.CMID], r.Ack)
 		case history.Row:
 			h.rows[r.Conv] = append(h.rows[r.Conv], *r)
 		case history.Span:

@@ -267,5 +267,5 @@ func (db *database) close() error {
 // serverDied takes note of a server of the drill that ended by itself, which is no
 // fault of the nodes.
 func (d *drill) serverDied(n *node, why string, _ bool) {
-	d.trouble("%s ended by itself: %s; see %s", n.spec.Name, why, n.logPath)
+	d.trouble("%s ended by itself: %s%s", n.spec.Name, why, n.lastWords())
 }

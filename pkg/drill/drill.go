@@ -663,7 +663,7 @@ func (d *drill) died(n *node, why string, excused bool) {
 		d.out.Excused++
 		return
 	}
-	d.crashLocked(fmt.Sprintf("node %s ended by itself: %s; see %s", n.spec.Name, why, n.logPath))
+	d.crashLocked(fmt.Sprintf("node %s ended by itself: %s%s", n.spec.Name, why, n.lastWords()))
 }
 
 // crash takes note of a node that did not end as it should.

@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -177,7 +178,7 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 		}
 		select {
 		case <-done:
-			return fmt.Errorf("node %s has ended while it started; see %s", n.spec.Name, n.logPath)
+			return fmt.Errorf("node %s has ended while it started%s", n.spec.Name, n.lastWords())
 		case <-n.ctx.Done():
 			return n.ctx.Err()
 		case <-time.After(10 * ms):
@@ -186,6 +187,33 @@ func (n *node) ready(pid int, done <-chan struct{}) error {
 			return fmt.Errorf("node %s is not ready after %v; see %s", n.spec.Name, readyLimit, n.logPath)
 		}
 	}
+}
+
+// mostWords bounds what is read of the end of a log, in bytes.
+const mostWords = 2048
+
+// lastWords is the last line of the log, for a message about the end of the process, and
+// where the log is.
+func (n *node) lastWords() string {
+	see := "; see " + n.logPath
+	log, err := os.Open(n.logPath)
+	if err != nil {
+		return see
+	}
+	defer log.Close()
+	info, err := log.Stat()
+	if err != nil {
+		return see
+	}
+	text := make([]byte, min(info.Size(), mostWords))
+	if _, err := log.ReadAt(text, info.Size()-int64(len(text))); err != nil {
+		return see
+	}
+	text = bytes.TrimSpace(text)
+	if last := text[bytes.LastIndexByte(text, '\n')+1:]; len(last) > 0 {
+		return fmt.Sprintf(": %s%s", last, see)
+	}
+	return see
 }
 
 // tell tells what becomes of the process that was ready last.
@@ -312,7 +340,7 @@ func (n *node) endBy(ask func() error) error {
 	select {
 	case <-done:
 		if code := cmd.ProcessState.ExitCode(); code != 0 {
-			return fmt.Errorf("node %s was asked to stop and ended with %v; see %s", n.spec.Name, cmd.ProcessState, n.logPath)
+			return fmt.Errorf("node %s was asked to stop and ended with %v%s", n.spec.Name, cmd.ProcessState, n.lastWords())
 		}
 		return nil
 	case <-time.After(stopLimit):

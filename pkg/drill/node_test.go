@@ -3,6 +3,7 @@ package drill
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -60,6 +61,7 @@ func child(how string) int {
 	}()
 	<-term
 	if how == "badly" {
+		fmt.Println("so it goes\nit is over")
 		return 7
 	}
 	return 0
@@ -165,7 +167,7 @@ func TestNodesThatDieComeBack(t *testing.T) {
 
 func TestNodesThatEndBadly(t *testing.T) {
 	n, _ := startChild(t, "badly")
-	if err := n.end(); err == nil || !strings.Contains(err.Error(), "exit status 7") {
+	if err := n.end(); err == nil || !strings.Contains(err.Error(), "exit status 7: it is over; see ") {
 		t.Errorf("ended with %v", err)
 	}
 }

@@ -18,11 +18,15 @@ func (c *check) effects() {
 	c.inv.Note = strings.Join(notes, "; ")
 }
 
+// shownOfAJob is how many violations of one job are kept, so that each job has a place among
+// those that are shown.
+const shownOfAJob = 5
+
 // leading: each token has one holder, tokens rise, and once a token was
 // given, no effect with an older one takes place. The records of leader.log stand
 // in the order in which the store decided. It tells how much was judged; "" = nothing.
 func (c *check) leading() string {
-	terms := map[name]*terms{}
+	terms, kept := map[name]*terms{}, map[name]int{}
 	refused, given := 0, 0
 	for i := range c.acts {
 		a := &c.acts[i]
@@ -47,6 +51,10 @@ func (c *check) leading() string {
 		if what != "" {
 			if a.reason != 0 {
 				what += ": " + c.names.text(a.reason)
+				if kept[a.reason]++; kept[a.reason] > shownOfAJob {
+					c.inv.Found++
+					continue
+				}
 			}
 			c.fail(func() []Ref {
 				if before == nil {

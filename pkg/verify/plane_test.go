@@ -200,3 +200,28 @@ func TestTheControlPlaneNeedNotBeRecorded(t *testing.T) {
 		}
 	}
 }
+
+// Of effects of many jobs some of each are shown, however many one of them has.
+func TestEachJobIsShown(t *testing.T) {
+	b := witnessed()
+	b.token(7*second, history.Claim, "b", 2, history.AckOK)
+	for i := range 101 {
+		job := "frequent"
+		if i == 100 {
+			job = "seldom"
+		}
+		b.add("leader.log", history.Record{T: 8*second + int64(i), Kind: history.Effect, Name: "job", User: "a", N: 1, Ack: history.AckOK, Reason: job})
+	}
+	for _, inv := range b.judge(t).Invariants {
+		if inv.ID != "I10" {
+			continue
+		}
+		shown := map[string]int{}
+		for _, v := range inv.Violations {
+			shown[v.Text[strings.LastIndexByte(v.Text, ' ')+1:]]++
+		}
+		if inv.Found != 101 || shown["frequent"] != 5 || shown["seldom"] != 1 {
+			t.Errorf("%d found, shown are %v", inv.Found, shown)
+		}
+	}
+}
