@@ -24,7 +24,7 @@ func TestIdleSessionsAreCheap(t *testing.T) {
 	n := 2000
 	if raceEnabled {
 		t.Log("the race detector has its own costs; nothing is measured")
-		n = 200
+		n = 100
 	}
 	w := begin(t, func(c *Config) { c.MaxUnauthenticated = 10_000 })
 	w.g.Limits().SetOff(true)

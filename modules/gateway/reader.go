@@ -10,7 +10,8 @@ import (
 	"github.com/imdhq/imd/pkg/park"
 )
 
-// errParked ends the reading goroutine of a connection that was parked.
+// errParked ends the reading goroutine of a connection that was parked, or that
+// another goroutine reads from now on.
 var errParked = errors.New("the connection is parked")
 
 // reader is how the next message of a connection is waited for. A goroutine
@@ -25,6 +26,7 @@ type reader struct {
 	woken  bool // it was parked, and nothing but pongs came since
 	ponged bool // one came since
 	timed  bool // the wheel looks after it
+	grown  bool // its stack has grown with the login
 }
 
 // States of a reader.
@@ -34,9 +36,9 @@ const (
 	interrupted               // the wheel has made it look up from waiting
 )
 
-// await waits for the first byte of a message; true = the connection was
-// parked, and nothing of it may be touched any more. Errors of the socket are
-// left for the library to find.
+// await waits for the first byte of a message; true = the connection was parked, or
+// another goroutine goes on with it, and nothing of it may be touched any more. Errors
+// of the socket are left for the library to find.
 func (s *session) await() (parked bool) {
 	r := &s.reader
 	if failpoint.Bad(failpoint.ParkBuffered) && r.spot.Can() && s.phaseNow() == online {
@@ -46,6 +48,11 @@ func (s *session) await() (parked bool) {
 		return false
 	}
 	if r.woken && r.ponged && s.q.raw != nil && s.parkNow() { // after a heartbeat it is quiet for long
+		return true
+	}
+	if r.grown { // thousands who wait need not keep the stack that a login took
+		r.grown = false
+		go s.serve()
 		return true
 	}
 	s.watch()

@@ -32,9 +32,29 @@ func quietAfter(d time.Duration) func(*Gateway) {
 func (w *world) parked() int { return w.g.lot.Parked() }
 
 // readers counts the goroutines that read from sessions of all gateways.
-func readers() int {
+func readers() int { return goroutines("gateway.(*session).serve(") }
+
+// goroutines counts those that are in a function.
+func goroutines(in string) int {
 	b := make([]byte, 1<<20)
-	return strings.Count(string(b[:runtime.Stack(b, true)]), "gateway.(*session).serve(")
+	return strings.Count(string(b[:runtime.Stack(b, true)]), in)
+}
+
+// Who waits after a login does not do so on the stack that the login has grown, and
+// loses nothing by it.
+func TestWaitingLeavesTheStackOfTheLogin(t *testing.T) {
+	both(t, func(t *testing.T, enc protocol.Encoding) {
+		w := beginTuned(t, quietAfter(time.Minute))
+		ann, bob := w.session(t, enc, "ann", "d1"), w.session(t, enc, "bob", "d1")
+		eventually(t, "their first goroutines end", func() bool { return goroutines("gateway.(*session).begin(") == 0 })
+		if n := readers(); n != 2 {
+			t.Errorf("%d goroutines read", n)
+		}
+		for range 3 {
+			ann.MustSend(testenv.ToUser("bob", "still there?"))
+			bob.Take("a deliver", isDeliver)
+		}
+	})
 }
 
 // A quiet session has no goroutine, and everything goes on as if it had.

@@ -158,6 +158,7 @@ func (s *session) begin() {
 	s.helloBy = time.Now().Add(s.g.cfg.HelloTimeout)
 	s.wakeLocked(s.helloBy)
 	s.mu.Unlock()
+	s.reader.grown = true
 	s.serve()
 }
 

@@ -76,7 +76,7 @@ func (s *State) History(ctx context.Context, req *v1.HistoryRequest) (*v1.Histor
 	}
 	z := sizer{req.Json}
 	return &v1.HistoryResponse{Result: &clientv1.HistoryResult{
-		ConversationId: h.ConversationId, Page: wirePage(&page, room, h.Backward, z.entry),
+		ConversationId: h.ConversationId, Page: wirePage(&page, room, h.Backward, z.entry, im.WireEntry),
 	}}, nil
 }
 

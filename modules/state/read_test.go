@@ -109,6 +109,26 @@ func TestSyncMany(t *testing.T) {
 	})
 }
 
+// What several in one call have missed in a group is made once, and each is told it.
+func TestEntriesForManyAreMadeOnce(t *testing.T) {
+	group := &store.ConversationState{Conversation: "g_1", Kind: clientv1.ConversationKind_CONVERSATION_KIND_GROUP}
+	direct := &store.ConversationState{Conversation: "d_1", Kind: clientv1.ConversationKind_CONVERSATION_KIND_DIRECT}
+	one, other := &im.Entry{Seq: 1, MessageID: 11}, &im.Entry{Seq: 2, MessageID: 12}
+	made := make(alike)
+	if a, b := made.of(group)(one), made.of(group)(one); a != b || a.MessageId != 11 {
+		t.Errorf("made twice: %v and %v", a, b)
+	}
+	if w := made.of(group)(other); w.MessageId != 12 {
+		t.Errorf("another entry: %v", w)
+	}
+	if a, b := made.of(direct)(one), made.of(direct)(one); a == b || a.MessageId != 11 || len(made) != 2 {
+		t.Errorf("a direct conversation's are kept: %v", made)
+	}
+	if w := alike(nil).of(group)(one); w.MessageId != 11 {
+		t.Errorf("without a place for it: %v", w)
+	}
+}
+
 func TestSyncStaysWithinItsSize(t *testing.T) {
 	for _, json := range []bool{false, true} {
 		t.Run(fmt.Sprint("json ", json), func(t *testing.T) {

@@ -23,7 +23,7 @@ func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse
 	if err != nil {
 		return nil, err
 	}
-	x := c.newSync(req)
+	x := c.newSync(req, nil)
 	page, err := c.store.Sync(ctx, x.q)
 	if err != nil {
 		return nil, storeErr("state.Sync", err)
@@ -43,12 +43,13 @@ func (s *State) SyncMany(ctx context.Context, req *v1.SyncManyRequest) (*v1.Sync
 	}
 	res := &v1.SyncManyResponse{Answers: make([]*v1.SyncAnswer, len(req.Requests))}
 	syncs, qs, at := make([]*syncing, 0, len(req.Requests)), make([]store.SyncQuery, 0, len(req.Requests)), make([]int, 0, len(req.Requests))
+	made := make(alike)
 	for i, r := range req.Requests {
 		if err := checkSync(r); err != nil {
 			res.Answers[i] = &v1.SyncAnswer{Error: im.Wire(err)}
 			continue
 		}
-		x := c.newSync(r)
+		x := c.newSync(r, made)
 		syncs, qs, at = append(syncs, x), append(qs, x.q), append(at, i)
 	}
 	if len(qs) == 0 {
@@ -70,11 +71,13 @@ type syncing struct {
 	epoch string
 	q     store.SyncQuery
 	json  bool
+	made  alike
 }
 
-// newSync makes the query of a request that was checked.
-func (c *core) newSync(req *v1.SyncRequest) *syncing {
-	x := &syncing{core: c, epoch: c.store.DataEpoch(), json: req.Json}
+// newSync makes the query of a request that was checked; made is what others of its
+// call share.
+func (c *core) newSync(req *v1.SyncRequest, made alike) *syncing {
+	x := &syncing{core: c, epoch: c.store.DataEpoch(), json: req.Json, made: made}
 	token, same := innerToken(x.epoch, req.SyncToken)
 	x.q = store.SyncQuery{
 		User: im.UserID(req.UserId), Token: token, Limit: store.MaxSyncPage, Entries: min(int(req.PageLimit), protocol.MaxSyncPage),
@@ -92,7 +95,7 @@ func (c *core) newSync(req *v1.SyncRequest) *syncing {
 // result is the answer that the store's page makes.
 func (x *syncing) result(page *store.SyncPage) *clientv1.SyncResult {
 	res := &clientv1.SyncResult{DataEpoch: x.epoch, More: page.More, Full: page.Full, SyncToken: outerToken(x.epoch, page.Token), Digest: page.Digest}
-	b := &syncBuilder{core: x.core, cursors: x.q.Cursors, sizer: sizer{x.json}, room: x.q.MaxBytes}
+	b := &syncBuilder{core: x.core, cursors: x.q.Cursors, sizer: sizer{x.json}, room: x.q.MaxBytes, made: x.made}
 	for i := range page.States {
 		w := b.add(&page.States[i], i == 0)
 		if w == nil { // no room: go on behind the last one that had it
@@ -151,6 +154,7 @@ type syncBuilder struct {
 	cursors map[im.ConversationID]im.Seq
 	sizer   sizer
 	room    int // bytes left
+	made    alike
 }
 
 // add makes the next state; nil if there is no room for it. The first always
@@ -159,7 +163,7 @@ func (b *syncBuilder) add(s *store.ConversationState, first bool) *clientv1.Conv
 	if p := s.PeerMember; p != nil {
 		p.Delivered = b.positions.overlay(memberKey{s.Conversation, p.User}, p.Delivered)
 	}
-	w := wireState(s)
+	w := wireState(s, b.made.of(s))
 	size := b.sizer.state(w)
 	if size > b.room && !first {
 		return nil
@@ -177,7 +181,7 @@ func (b *syncBuilder) addPage(s *store.ConversationState, w *clientv1.Conversati
 	have, known := b.cursors[s.Conversation]
 	// The store leaves out cursors whose token it does not know.
 	backward := !known || s.Page.CompleteFrom != have+1
-	p := wirePage(s.Page, b.room-pageOverhead, backward, b.sizer.entry)
+	p := wirePage(s.Page, b.room-pageOverhead, backward, b.sizer.entry, b.made.of(s))
 	size := pageOverhead
 	for _, e := range p.Entries {
 		size += b.sizer.entry(e)

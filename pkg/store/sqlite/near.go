@@ -126,6 +126,12 @@ func (n nearby) last() *im.Entry {
 	return nil
 }
 
+// whole reports whether there is nothing farther away that the user of l may see.
+func (n nearby) whole(l *listed) bool {
+	spans := l.View.Within(0, 0)
+	return len(n) > 0 && len(spans) == 1 && n[0].PrevSeq <= spans[0].Start
+}
+
 // page is the page that conn.page would read.
 func (n nearby) page(l *listed, q store.HistoryQuery) store.HistoryPage {
 	list := slices.Clone(n)

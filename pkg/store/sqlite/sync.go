@@ -284,7 +284,7 @@ func (c *conn) state(ctx context.Context, l *listed, q store.SyncQuery, room *in
 			return out, err
 		}
 	}
-	if out.Last == nil {
+	if out.Last == nil && !near.whole(l) {
 		if out.Last, err = c.last(ctx, &l.stay); err != nil {
 			return out, err
 		}

@@ -68,6 +68,26 @@ func TestStatementsOfSync(t *testing.T) {
 	}
 }
 
+// A group in which nobody has written has no newest message: the entries that are read
+// anyway say so.
+func TestAGroupWithoutMessages(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "imd.db"))
+	defer s.Close()
+	change := store.Change{Conversation: "g_1", Actor: "ann", MessageID: 1, RequestID: "1", Create: &store.CreateGroup{Name: "team", Owner: "ann", Members: []im.UserID{"bob"}}}
+	if _, err := s.Change(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Sync(t.Context(), store.SyncQuery{User: "bob", Limit: 10, Entries: 20})
+	if err != nil || len(p.States) != 1 || p.States[0].Last != nil || len(p.States[0].Page.Entries) != 1 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for _, c := range s.all {
+		if c.stmts[sqlLast] != nil {
+			t.Error("the newest message was looked for")
+		}
+	}
+}
+
 // What many are told in one call is what each would be told alone, however much room
 // their statement has.
 func TestStandingOfMany(t *testing.T) {
