@@ -175,21 +175,32 @@ func otherListener(text string) *failure {
 
 // fromSystem is an error of this machine.
 func fromSystem(err error) *failure {
-	var op *net.OpError
-	var name *net.DNSError
 	switch {
 	case errors.Is(err, context.Canceled):
 		return newFailure(exitInterrupted, "interrupted", "interrupted", "")
 	case errors.Is(err, context.DeadlineExceeded):
 		return newFailure(exitUnavailable, "timeout", "no answer in time", "give more with --timeout")
+	case errors.Is(err, fs.ErrNotExist):
+		return newFailure(exitNotFound, "not_found", err.Error(), "")
+	}
+	if f := notReached(err); f != nil {
+		return f
+	}
+	return newFailure(exitFailed, "failed", plainText(err), "")
+}
+
+// notReached is the failure if nothing listens at the server's address, or if its
+// name has none. Else nil.
+func notReached(err error) *failure {
+	var op *net.OpError
+	var name *net.DNSError
+	switch {
 	case errors.As(err, &op) && op.Op == "dial":
 		return newFailure(exitUnavailable, "unreachable", "the server cannot be reached: "+cause(err), "is it running? see imd check ready")
 	case errors.As(err, &name):
 		return newFailure(exitUnavailable, "unreachable", err.Error(), "")
-	case errors.Is(err, fs.ErrNotExist):
-		return newFailure(exitNotFound, "not_found", err.Error(), "")
 	}
-	return newFailure(exitFailed, "failed", plainText(err), "")
+	return nil
 }
 
 // cause is the innermost network error, without the layers around it.

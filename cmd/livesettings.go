@@ -60,7 +60,7 @@ type differenceRow struct {
 }
 
 type appliedRow struct {
-	Node     string     `json:"node"`
+	Node     string     `json:"node_id"`
 	Applied  string     `json:"applied"` // revision
 	Refused  string     `json:"refused,omitempty"`
 	Reason   string     `json:"reason,omitempty"`
@@ -144,7 +144,7 @@ func newSettingsGet(a *app) *cobra.Command {
 
 // settingsPage is what list and get print as JSON.
 type settingsPage struct {
-	Node     string       `json:"node"`
+	Node     string       `json:"node_id"`
 	Revision string       `json:"revision"`
 	Refused  string       `json:"refused,omitempty"`
 	Reason   string       `json:"reason,omitempty"`

@@ -57,7 +57,7 @@ func table(w io.Writer, heading string, rows [][]string) {
 	fmt.Fprintln(tw, strings.Join(strings.Fields(heading), "\t"))
 	for _, r := range rows {
 		for i, c := range r {
-			if c == "" {
+			if r[i] = printable(c); c == "" {
 				r[i] = "-"
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -86,6 +87,9 @@ func (f *personFlags) conversation(c *imd.Client) *imd.Conversation {
 func clientFailure(err error) error {
 	var e *imd.Error
 	if err == nil || !errors.As(err, &e) {
+		if f := notReached(err); f != nil { // how the last try of many ended, within the time
+			return f
+		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			return newFailure(exitUnavailable, "timeout", "the server did not answer in time", "is it running? imd check ready")
 		}
@@ -127,7 +131,7 @@ type shown struct {
 	MessageID       int64             `json:"message_id,string"`
 	ClientMessageID string            `json:"client_message_id,omitempty"`
 	Sender          string            `json:"sender,omitempty"`
-	ServerTimeMS    int64             `json:"server_time_ms,string"`
+	ServerTime      time.Time         `json:"server_time"`
 	Type            string            `json:"type,omitempty"`
 	Text            string            `json:"text,omitempty"`
 	Data            []byte            `json:"data,omitempty"`
@@ -139,7 +143,7 @@ type shown struct {
 func showEntry(conv string, e *clientv1.Entry) shown {
 	s := shown{ConversationID: conv, Seq: e.Seq, PrevSeq: e.PrevSeq, MessageID: e.MessageId, ClientMessageID: e.ClientMessageId,
 		Kind:   strings.ToLower(strings.TrimPrefix(e.Kind.String(), "ENTRY_KIND_")),
-		Sender: e.Sender, ServerTimeMS: e.ServerTimeMs, Change: changeInWords(e)}
+		Sender: e.Sender, ServerTime: time.UnixMilli(e.ServerTimeMs).UTC(), Change: changeInWords(e)}
 	if c := e.Content; c != nil {
 		s.Type, s.Text, s.Data, s.Attributes = c.Type, c.GetText(), c.GetData(), c.Attributes
 	}

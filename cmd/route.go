@@ -87,6 +87,8 @@ func (f *serverFlags) page(ctx context.Context, path string, v any) error {
 	case http.StatusOK:
 	case http.StatusUnauthorized:
 		return newFailure(exitNotAllowed, "unauthenticated", "the node does not take this admin key", "name its file with --token-file")
+	case http.StatusBadRequest:
+		return newFailure(exitUsage, "bad_request", strings.TrimSpace(string(body)), "")
 	case http.StatusNotFound:
 		return newFailure(exitNotFound, "not_found", strings.TrimSpace(string(body)), "")
 	default:

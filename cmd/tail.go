@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -91,7 +90,7 @@ func (f *personFlags) printEntry(s shown) {
 		_ = enc.Encode(s)
 		return
 	}
-	at := time.UnixMilli(s.ServerTimeMS).Format("15:04:05")
+	at := s.ServerTime.Local().Format("15:04:05")
 	fmt.Fprintf(f.app.out, "%s  %s #%d  %s\n", at, s.ConversationID, s.Seq, s.line())
 }
 

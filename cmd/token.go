@@ -72,9 +72,9 @@ func (k *keyring) authKeys() []auth.Key {
 type minted struct {
 	Token   string    `json:"token"`
 	KeyID   string    `json:"key_id"`
-	User    string    `json:"user"`
-	Login   string    `json:"login"`
-	Device  string    `json:"device,omitempty"`
+	User    string    `json:"user_id"`
+	Login   string    `json:"login_id"`
+	Device  string    `json:"device_id,omitempty"`
 	Class   string    `json:"class,omitempty"`
 	Expires time.Time `json:"expires"`
 }
@@ -149,9 +149,9 @@ type verdict struct {
 	Valid     bool       `json:"valid"`
 	Reason    string     `json:"reason,omitempty"`
 	Problem   string     `json:"problem,omitempty"`
-	User      string     `json:"user,omitempty"`
-	Login     string     `json:"login,omitempty"`
-	Device    string     `json:"device,omitempty"`
+	User      string     `json:"user_id,omitempty"`
+	Login     string     `json:"login_id,omitempty"`
+	Device    string     `json:"device_id,omitempty"`
 	Class     string     `json:"class,omitempty"`
 	Audience  []string   `json:"audience,omitempty"`
 	Issuer    string     `json:"issuer,omitempty"`

@@ -16,7 +16,11 @@ import (
 
 func newUser(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "user", Short: "See and end the logins of a user"}
-	c.AddCommand(newUserDevices(a), newUserPresence(a), newUserEnd(a, "kick", "kicked"), newUserEnd(a, "revoke", "revoked"))
+	c.AddCommand(newUserDevices(a), newUserPresence(a),
+		newUserEnd(a, "kick", "kicked", "End a login of a user, or all of them: an operator wants it",
+			"Clients are told that an operator has ended the login. Where a token was lost or a\nperson has signed out, take imd user revoke, which does the same in other words."),
+		newUserEnd(a, "revoke", "revoked", "End a login of a user, or all of them: its token is void",
+			"Clients are told that the login is over and sign in anew. To tell that an operator\nwanted it, take imd user kick, which does the same in other words."))
 	return c
 }
 
@@ -141,12 +145,14 @@ func printPresence(w io.Writer, rows []presenceRow) {
 }
 
 // newUserEnd is kick or revoke: the same end, told to the user in other words.
-func newUserEnd(a *app, verb, reason string) *cobra.Command {
+func newUserEnd(a *app, verb, reason, short, when string) *cobra.Command {
 	c := &cobra.Command{
-		Use: verb + " USER", Short: "End a login of a user, or all of them",
+		Use: verb + " USER", Short: short,
 		Long: fmt.Sprintf(`The sessions of the login end on every node, with the reason %s, and its
 tokens are refused from now on. Without --login that is every login whose token
-was issued until now; a token that is issued later is good.`, reason),
+was issued until now; a token that is issued later is good.
+
+%s`, reason, when),
 		Example: fmt.Sprintf("  imd user %s alice --login 6f1c\n  imd user %s alice --all", verb, verb),
 		Args:    cobra.ExactArgs(1),
 	}

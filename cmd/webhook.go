@@ -95,7 +95,11 @@ func printReceivers(w io.Writer, rows []receiverRow, res *adminv1.ListReceiversR
 		out = append(out, []string{r.Name, r.Cursor, fmt.Sprint(r.Behind), fmt.Sprint(r.Open), fmt.Sprint(r.Dead), saved, events, where})
 	}
 	table(w, "RECEIVER CURSOR BEHIND OPEN DEAD SAVED EVENTS URL", out)
-	fmt.Fprintf(w, "events %d to %d are kept\n", res.GetOldest(), res.GetNewest())
+	if res.GetOldest() > res.GetNewest() {
+		fmt.Fprintln(w, "no events are kept")
+	} else {
+		fmt.Fprintf(w, "events %d to %d are kept\n", res.GetOldest(), res.GetNewest())
+	}
 	if n := res.GetPushesDue() + res.GetPushesSent() + res.GetPushesWithdraw() + res.GetPushesGivenUp(); n > 0 {
 		fmt.Fprintf(w, "notices: %d due, %d told, %d to be withdrawn, %d given up\n", res.GetPushesDue(), res.GetPushesSent(), res.GetPushesWithdraw(), res.GetPushesGivenUp())
 	}

@@ -10,6 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+var alertRE = regexp.MustCompile("(?m)^\\| `((?:Imd|Etcd)\\w+)` \\|")
+
 var metricRE = regexp.MustCompile(`\bimd_[a-z_]+`)
 
 // anchor is what a heading is linked by.
@@ -26,8 +28,8 @@ func anchor(heading string) string {
 	return kept
 }
 
-// The alert rules use metrics that there are, and lead to a heading that says
-// what to do.
+// The alert rules use metrics that there are, stand in the table that says where
+// to begin, and lead to a heading that says what to do.
 func TestAlerts(t *testing.T) {
 	operations, err := os.ReadFile("operations.md")
 	if err != nil {
@@ -37,6 +39,7 @@ func TestAlerts(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no rules: %v", err)
 	}
+	told := map[string]bool{}
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		if err != nil {
@@ -60,6 +63,10 @@ func TestAlerts(t *testing.T) {
 					t.Errorf("%s: %s is there twice or lacks something", file, r.Alert)
 				}
 				seen[r.Alert] = true
+				if !strings.Contains(string(operations), "\n| `"+r.Alert+"` | ") {
+					t.Errorf("%s: operations.md does not say where to begin with %s", file, r.Alert)
+				}
+				told[r.Alert] = true
 				for _, m := range metricRE.FindAllString(r.Expr, -1) {
 					base := strings.TrimSuffix(strings.TrimSuffix(m, "_count"), "_bucket")
 					if !strings.Contains(string(operations), "`"+base+"`") && !strings.Contains(string(operations), "`"+m+"`") {
@@ -82,6 +89,11 @@ func TestAlerts(t *testing.T) {
 					t.Errorf("%s: %s leads to %s, which has no heading %s", file, r.Alert, page, heading)
 				}
 			}
+		}
+	}
+	for _, m := range alertRE.FindAllStringSubmatch(string(operations), -1) {
+		if !told[m[1]] {
+			t.Errorf("operations.md has the alert %s, which no rule raises", m[1])
 		}
 	}
 }

@@ -131,6 +131,10 @@ func (g *Gateway) setMemoryLimit() {
 	g.Log.Info("the memory limit", zap.Uint64("bytes", limit))
 }
 
+// noLimit is more than any limit: version 1 of control groups writes the largest
+// number of whole pages where there is none.
+const noLimit = 1 << 60
+
 // usedMemory is what the Go runtime has from the system now, in bytes.
 func usedMemory() uint64 {
 	samples := []runtimemetrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
@@ -138,22 +142,30 @@ func usedMemory() uint64 {
 	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }
 
-// groupMemory is the lowest memory limit of the control groups (version 2) that
-// the process is in, in bytes; 0 = none.
+// groupMemory is the lowest memory limit of the control groups that the process is
+// in, of version 2 or 1, in bytes; 0 = none.
 func groupMemory(read func(file string) ([]byte, error)) (lowest uint64) {
 	groups, err := read("/proc/self/cgroup")
 	if err != nil {
 		return 0
 	}
 	for line := range strings.Lines(string(groups)) {
-		dir, ours := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		if !ours {
+		top, file := "", ""
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		kinds, dir, _ := strings.Cut(rest, ":")
+		switch {
+		case kinds == "":
+			top, file = "/sys/fs/cgroup", "memory.max"
+		case slices.Contains(strings.Split(kinds, ","), "memory"):
+			top, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
 			continue
 		}
 		for dir = path.Clean("/" + dir); ; dir = path.Dir(dir) {
-			text, err := read(path.Join("/sys/fs/cgroup", dir, "memory.max"))
+			text, err := read(path.Join(top, dir, file))
 			n, bad := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
-			if err == nil && bad == nil && n > 0 && (lowest == 0 || n < lowest) { // "max" is no number
+			// "max" is no number; version 1 writes one that no machine has.
+			if err == nil && bad == nil && n > 0 && n < noLimit && (lowest == 0 || n < lowest) {
 				lowest = n
 			}
 			if dir == "/" {

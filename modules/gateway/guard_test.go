@@ -44,7 +44,9 @@ func TestMemoryLimitOfControlGroups(t *testing.T) {
 		"its own":           {map[string]string{"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "1000\n", "/sys/fs/cgroup/a/memory.max": "2000\n"}, 1000},
 		"one further up":    {map[string]string{"/proc/self/cgroup": "1:cpu:/x\n0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "max\n", "/sys/fs/cgroup/a/memory.max": "2000\n"}, 2000},
 		"of a container":    {map[string]string{"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.max": "3000\n"}, 3000},
-		"an older version":  {map[string]string{"/proc/self/cgroup": "3:memory:/a\n"}, 0},
+		"version 1":         {map[string]string{"/proc/self/cgroup": "4:cpu,cpuacct:/b\n3:memory:/a\n", "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4000\n", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 4000},
+		"1, in a container": {map[string]string{"/proc/self/cgroup": "3:memory:/docker/x\n", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "5000\n"}, 5000},
+		"1, without one":    {map[string]string{"/proc/self/cgroup": "3:memory:/\n0::/\n", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
 		"nonsense in place": {map[string]string{"/proc/self/cgroup": "0::\n", "/sys/fs/cgroup/memory.max": "-1"}, 0},
 	} {
 		got := groupMemory(func(file string) ([]byte, error) {

@@ -3,12 +3,14 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
@@ -178,30 +180,70 @@ func (p *pair) login(at int, user, login, device string, class im.Class) (*teste
 
 // policyRows are the table of docs/features/devices.md, row by row: a setting, the
 // logins that come one after the other, and who is live after each.
+// TestPolicyTableIsWritten keeps the two alike.
 var policyRows = []struct {
 	name  string
 	set   LoginConfig
 	hot   []string // settings over it
 	steps []string // LOGIN/CLASS, or LOGIN/CLASS! if it is refused; then who is live
 }{
-	{"multi 2", LoginConfig{Mode: "multi", Multi: 2}, nil, []string{
+	{"multi, 2 a class", LoginConfig{Mode: "multi", Multi: 2}, nil, []string{
 		"a/phone: a", "b/phone: a b", "c/web: a b c", "d/phone: b c d", "b/phone: b c d"}},
-	{"kick_old, one per class", LoginConfig{Mode: "kick_old", Multi: 1, SameClass: true}, nil, []string{
+	{"kick_old, one a class", LoginConfig{Mode: "kick_old", Multi: 1, SameClass: true}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/phone: b c", "c/phone: b c"}},
-	{"kick_old, one in all", LoginConfig{Mode: "kick_old", Multi: 1}, nil, []string{
+	{"kick_old, one in all (same_class off)", LoginConfig{Mode: "kick_old", Multi: 1}, nil, []string{
 		"a/phone: a", "b/web: b", "b/web: b", "c/bot: c"}},
-	{"reject_new, one per class", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true}, nil, []string{
+	{"reject_new, one a class", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true}, nil, []string{
 		"a/phone: a", "b/phone!: a", "c/web: a c", "a/phone: a c"}},
 	{"reject_new, one in all", LoginConfig{Mode: "reject_new", Multi: 1}, nil, []string{
 		"a/phone: a", "b/web!: a", "a/phone: a"}},
-	{"multi with a total of 2", LoginConfig{Mode: "multi", Multi: 5, Total: 2}, nil, []string{
+	{"multi, total 2", LoginConfig{Mode: "multi", Multi: 5, Total: 2}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/bot: b c"}},
 	{"multi, phones kick_old", LoginConfig{Mode: "multi", Multi: 10, SameClass: true}, []string{"gateway.login.phone.mode", "kick_old"}, []string{
 		"a/phone: a", "b/web: a b", "c/phone: b c", "d/web: b c d"}},
-	{"kick_old in all, bots multi 2", LoginConfig{Mode: "kick_old", Multi: 1}, []string{"gateway.login.bot.mode", "multi", "gateway.login.bot.multi", "2"}, []string{
+	{"kick_old, one in all, bots multi 2", LoginConfig{Mode: "kick_old", Multi: 1}, []string{"gateway.login.bot.mode", "multi", "gateway.login.bot.multi", "2"}, []string{
 		"a/phone: a", "b/bot: a b", "c/bot: a b c", "d/bot: a c d", "e/web: e"}},
-	{"reject_new with a total of 2", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true, Total: 2}, nil, []string{
+	{"reject_new, total 2", LoginConfig{Mode: "reject_new", Multi: 1, SameClass: true, Total: 2}, nil, []string{
 		"a/phone: a", "b/web: a b", "c/bot!: a b"}},
+}
+
+// written is a row as the document has it, without its back quotes.
+func written(name string, steps []string) string {
+	var out []string
+	seen := map[string]bool{}
+	for _, step := range steps {
+		what, live, _ := strings.Cut(step, ": ")
+		login, class, _ := strings.Cut(what, "/")
+		class, refused := strings.CutSuffix(class, "!")
+		switch {
+		case refused:
+			what = login + " (" + class + ") is refused"
+		case seen[login]:
+			what = login + " again"
+		default:
+			what = login + " (" + class + ")"
+		}
+		seen[login] = true
+		out = append(out, what+": "+live)
+	}
+	return "| " + name + " | " + strings.Join(out, " · ") + " |"
+}
+
+// The table of the document has the rows that TestPolicyTable plays, and no other.
+func TestPolicyTableIsWritten(t *testing.T) {
+	page, err := os.ReadFile("../../docs/features/devices.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| Setting | Logins, and who is live |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var want []string
+	for _, row := range policyRows {
+		want = append(want, written(row.name, row.steps))
+	}
+	if diff := cmp.Diff(want, strings.Split(strings.ReplaceAll(table, "`", ""), "\n")); diff != "" {
+		t.Errorf("the document (+) is not what is played (-):\n%s", diff)
+	}
 }
 
 // Whatever comes in whatever order, who is live matches the table after each

@@ -12,7 +12,8 @@
 //
 // # Invariants
 //
-//   - A revocation is removed only after the last token of its login has expired.
+//   - A revocation is removed only a day after the last token of its login has
+//     expired, so that a clock that is ahead for a while brings no token back.
 //   - Every effect proves the leader's token in its own transaction. A leader that
 //     was paused and replaced has none, whatever it believes of itself.
 //   - What is shown of a user proves the leader's token to each gateway, which

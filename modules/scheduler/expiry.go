@@ -11,7 +11,12 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 )
 
-// expire is one round: all that is over goes, step by step.
+// expireAfter is how long what is over stays. It is passed by as soon as it is
+// over; but where the clock was ahead for a while, what it took for over is needed
+// again afterwards, such as the revocation of a token that is still good.
+const expireAfter = 24 * time.Hour
+
+// expire is one round: all that has been over for long goes, step by step.
 func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
 	st, err := s.Store()
 	if err != nil {
@@ -20,7 +25,7 @@ func (s *Scheduler) expire(ctx context.Context, t control.Term) error {
 	all := 0
 	for {
 		failpoint.HitJob("expire")
-		n, err := st.Expire(ctx, t.Proof(), time.Now())
+		n, err := st.Expire(ctx, t.Proof(), time.Now().Add(-expireAfter))
 		if err != nil {
 			return err
 		}

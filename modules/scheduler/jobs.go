@@ -53,7 +53,7 @@ func (s *Scheduler) jobs() []Job {
 	return []Job{
 		{
 			Name: "expire", Every: time.Hour, Limit: limit, begin: func() round { return s.expire },
-			Trigger: "every hour", Row: "`job`", Effect: "removes what is over, 500 rows of a kind at a time: revocations that no token can need any more, notes of sessions, mutes",
+			Trigger: "every hour", Row: "`job`", Effect: "removes what has been over for a day, 500 rows of a kind at a time: revocations that no token can need any more, notes of sessions, mutes",
 			Fence: "token proved in the transaction that removes them", Test: "modules/scheduler TestTheLeaderExpiresRevocationsEveryHour",
 		},
 		{

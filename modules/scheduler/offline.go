@@ -162,11 +162,16 @@ type reached struct {
 	more bool      // the next page may have some that are
 }
 
+// aheadMost is how far the clock that stamps events may be ahead of this one.
+// Those that are further ahead are from before a clock was set back, and old enough:
+// whoever waited until they are would notify nobody for as long.
+const aheadMost = time.Minute
+
 // reach tells how far events behind a position have an age at a time.
 func reach(events []store.Event, after int64, age time.Duration, now time.Time) reached {
 	r := reached{upto: after, more: len(events) == offlinePage}
 	for _, e := range events {
-		if due := e.At.Add(age); due.After(now) {
+		if due := e.At.Add(age); due.After(now) && !e.At.After(now.Add(aheadMost)) {
 			r.due, r.more = due.Add(offlinePause), false
 			break
 		}

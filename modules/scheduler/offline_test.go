@@ -313,3 +313,28 @@ func TestEachMessageHasItsTime(t *testing.T) {
 		}
 	})
 }
+
+// Events are old enough once they have the age, and at once if they were stamped by a
+// clock that was ahead and has been set back: else nobody was notified of them, nor
+// of what came after them, until that time comes once more.
+func TestAClockThatWasAhead(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_000)
+	at := func(position int64, ago time.Duration) store.Event {
+		return store.Event{Position: position, At: now.Add(-ago)}
+	}
+	for _, tt := range []struct {
+		name   string
+		events []store.Event
+		upto   int64
+		due    time.Time
+	}{
+		{"old ones", []store.Event{at(5, time.Minute), at(6, 10*time.Second)}, 6, time.Time{}},
+		{"a young one", []store.Event{at(5, time.Minute), at(6, 4*time.Second), at(7, time.Minute)}, 5, now.Add(6*time.Second + offlinePause)},
+		{"clocks that differ a little", []store.Event{at(5, -2*time.Second)}, 4, now.Add(12*time.Second + offlinePause)},
+		{"an hour ahead, then set back", []store.Event{at(5, -time.Hour), at(6, -59*time.Minute), at(7, time.Second)}, 6, now.Add(9*time.Second + offlinePause)},
+	} {
+		if r := reach(tt.events, 4, 10*time.Second, now); r.upto != tt.upto || !r.due.Equal(tt.due) {
+			t.Errorf("%s: %+v", tt.name, r)
+		}
+	}
+}

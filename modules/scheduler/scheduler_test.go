@@ -29,7 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // counting is a store that expires three revocations at a time.
 type counting struct {
-	store.Fences // what a test does not need panics
+	kept         time.Duration // how long before now Expire was asked for
+	store.Fences               // what a test does not need panics
 	store.Outbox
 
 	mu    sync.Mutex
@@ -220,10 +221,11 @@ func (c *counting) now() *control.View {
 	return &v
 }
 
-func (c *counting) Expire(_ context.Context, p store.Proof, _ time.Time) (int, error) {
+func (c *counting) Expire(_ context.Context, p store.Proof, before time.Time) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls = append(c.calls, p)
+	c.kept = time.Since(before)
 	if c.err != nil {
 		return 0, c.err
 	}
@@ -305,6 +307,9 @@ func TestTheLeaderExpiresRevocationsEveryHour(t *testing.T) {
 		}
 		if got := testutil.ToFloat64(s.expired); got != 9 {
 			t.Errorf("%v counted, want 9: a failed round counts nothing", got)
+		}
+		if c.kept < expireAfter {
+			t.Errorf("what ended %v ago goes: a clock that was ahead takes away what is needed", c.kept)
 		}
 	})
 }

@@ -283,8 +283,8 @@ func (s *Storage) checkClock(ctx context.Context) error {
 	if newest.Sub(now) <= maxBehind {
 		return nil
 	}
-	return fmt.Errorf("the clock of this machine says %s, but the newest stored message is from %s; set the clock: %w",
-		now.UTC().Format(time.RFC3339), newest.UTC().Format(time.RFC3339), store.ErrClock)
+	return fmt.Errorf("the clock of this machine says %s, but the newest stored message is from %s; set the clock, or, if it is right now and was ahead before, start after %s: %w",
+		now.UTC().Format(time.RFC3339), newest.UTC().Format(time.RFC3339), newest.Add(-maxBehind).Add(time.Second).UTC().Format(time.RFC3339), store.ErrClock)
 }
 
 // Run looks after the message store and keeps other servers out of it; apart from

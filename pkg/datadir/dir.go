@@ -172,6 +172,7 @@ func known(path string) (content, error) {
 		case name == nodeFile || name == lockFile:
 			return used, nil
 		case name == "lost+found" || strings.HasPrefix(name, "."):
+		case name == keyFolder && e.IsDir(): // laid there for a node that is to have the keys of another
 		default:
 			found = foreign
 		}

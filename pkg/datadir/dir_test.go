@@ -1,6 +1,8 @@
 package datadir_test
 
 import (
+	"bytes"
+	"encoding/base64"
 	"errors"
 	"io/fs"
 	"os"
@@ -106,6 +108,21 @@ func TestForeignFolderIsLeftAlone(t *testing.T) {
 	file := filepath.Join(path, "thesis.txt")
 	if _, err := datadir.Open(file); err == nil || !strings.Contains(err.Error(), "is a file") {
 		t.Errorf("Open() = %v", err)
+	}
+}
+
+// The keys of another node may be laid into a folder before its first start.
+func TestKeysMayBeThereFirst(t *testing.T) {
+	first := open(t, filepath.Join(t.TempDir(), "a"))
+	defer first.Close()
+	path := filepath.Join(t.TempDir(), "b")
+	must(t, os.MkdirAll(path+"/keys", 0o700))
+	line := first.TokenKeys()[0]
+	put(t, path+"/keys/token.key", line.ID+" "+base64.RawURLEncoding.EncodeToString(line.Secret)+"\n")
+	second := open(t, path)
+	defer second.Close()
+	if got := second.TokenKeys(); len(got) != 1 || got[0].ID != line.ID || !bytes.Equal(got[0].Secret, line.Secret) {
+		t.Errorf("the second node has the keys %v", got)
 	}
 }
 

@@ -7,12 +7,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/module"
+	"github.com/imdhq/imd/pkg/status/look"
 )
 
 // OpsConfig is the section "ops".
@@ -68,8 +71,19 @@ func NewOps(ready *module.Ready, state func() control.State, pulse *Pulse, boot 
 // Mount adds a handler under a pattern of http.ServeMux. Only before serving.
 func (o *Ops) Mount(pattern string, h http.Handler) { o.mux.Handle(pattern, h) }
 
-// ServeHTTP answers a request.
-func (o *Ops) ServeHTTP(w http.ResponseWriter, r *http.Request) { o.mux.ServeHTTP(w, r) }
+// ServeHTTP answers a request. Pages link to those that are mounted here.
+func (o *Ops) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, "/statusz/") {
+		r = look.With(r, o.has)
+	}
+	o.mux.ServeHTTP(w, r)
+}
+
+// has reports whether something is mounted at a path.
+func (o *Ops) has(path string) bool {
+	_, pattern := o.mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: path}})
+	return pattern != ""
+}
 
 // Server is an http.Server for h with limits on what a client may cost.
 // Answers may take long: a CPU profile takes as long as it is asked to.

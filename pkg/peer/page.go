@@ -189,7 +189,7 @@ func serve(w http.ResponseWriter, r *http.Request, page string, v any) {
 		err = pages.ExecuteTemplate(&b, page, struct {
 			Head  look.Head
 			Value any
-		}{look.Head{Title: page, Path: r.URL.Path}, v})
+		}{look.HeadOf(r, page), v})
 	} else {
 		err = json.NewEncoder(&b).Encode(v)
 	}

@@ -148,7 +148,7 @@ func (s requestStream) Receive(msg any) error {
 	case errors.As(err, &ce) && ce.Code() == connect.CodeResourceExhausted:
 		e.Reason, e.Msg = clientv1.Reason_REASON_TOO_LARGE, fmt.Sprintf("the request is larger than %d bytes", s.maxRequest)
 	case errors.As(err, &ce) && ce.Message() != "":
-		e.Msg = tidy(ce.Message())
+		e.Msg += ": " + tidy(ce.Message())
 	}
 	return e
 }

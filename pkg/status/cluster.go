@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/trace"
 	v1 "github.com/imdhq/imd/proto/gen/internalv1"
+	"github.com/imdhq/imd/sdk/go/protocol"
 )
 
 // routeLimit bounds a look into the route store.
@@ -185,23 +186,27 @@ func (d Deps) settings(*http.Request) (any, Page) {
 
 // RoutesStatus is where a user is.
 type RoutesStatus struct {
-	User   string        `json:"user"`
+	User   string        `json:"user_id"`
 	Routes []RouteStatus `json:"routes"`
 }
 
 // RouteStatus is one session of the user.
 type RouteStatus struct {
-	Session string    `json:"session"`
-	Login   string    `json:"login"`
-	Device  string    `json:"device"`
+	Session string    `json:"session_id"`
+	Login   string    `json:"login_id"`
+	Device  string    `json:"device_id"`
 	Class   string    `json:"class"`
-	Node    string    `json:"node"`
-	Epoch   uint64    `json:"route_epoch"`
+	Node    string    `json:"node_id"`
+	Epoch   uint64    `json:"route_epoch,string"`
 	Since   time.Time `json:"since"`
 }
 
 func (d Deps) routes(w http.ResponseWriter, r *http.Request) {
 	out := RoutesStatus{User: r.PathValue("user"), Routes: []RouteStatus{}}
+	if !protocol.ValidID(out.User) {
+		http.Error(w, "a user id is 1 to 64 of A-Z a-z 0-9 . _ - @ +", http.StatusBadRequest)
+		return
+	}
 	routes, err := d.Routes()
 	if err != nil {
 		http.Error(w, "this process has no route store; ask one with the role gateway or push", http.StatusNotFound)

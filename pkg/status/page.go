@@ -98,7 +98,7 @@ func Handler(read func(*http.Request) (data any, page Page)) http.Handler {
 			err = pages.ExecuteTemplate(&b, "page", struct {
 				Page
 				Head look.Head
-			}{page, look.Head{Title: page.Title, Path: r.URL.Path}})
+			}{page, look.HeadOf(r, page.Title)})
 		} else {
 			err = json.NewEncoder(&b).Encode(data)
 		}

@@ -23,7 +23,7 @@ type StatsStatus struct {
 
 // NodeStats is one node.
 type NodeStats struct {
-	Node     string           `json:"node"`
+	Node     string           `json:"node_id"`
 	Silent   string           `json:"silent,omitempty"` // why it told nothing; "" = it did
 	Gateway  bool             `json:"gateway"`          // it has one; else nothing follows
 	Sessions map[string]int64 `json:"sessions"`         // by device class

@@ -79,6 +79,13 @@ func get(mux *http.ServeMux, path string, header ...string) (int, string) {
 	return w.Code, string(body)
 }
 
+// What cannot be a user id is no user without sessions.
+func TestRoutesOfNobody(t *testing.T) {
+	if code, body := get(mounted(t, nil), "/statusz/routes/a%20b", "Authorization", "x"); code != http.StatusBadRequest || !strings.Contains(body, "a user id is") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
 // Every page is JSON for programs and escaped tables for people.
 func TestPages(t *testing.T) {
 	mux := mounted(t, nil)
@@ -86,7 +93,7 @@ func TestPages(t *testing.T) {
 		"/statusz/": {`"leads":["scheduler"]`, "scheduler"}, "/statusz/nodes": {`"cordon":"disk"`, "&lt;script&gt;"},
 		"/statusz/leaders": {`"token":4`, "<td>4"}, "/statusz/settings": {`"revision":0`, "settings, revision 0"},
 		"/statusz/stats":        {`"silent":"unavailable"`, `<rect x="0" y="40"`},
-		"/statusz/routes/alice": {`"route_epoch":7`, "&lt;script&gt;"},
+		"/statusz/routes/alice": {`"route_epoch":"7"`, "&lt;script&gt;"},
 	} {
 		code, body := get(mux, path, "Authorization", "x")
 		if code != http.StatusOK || !json.Valid([]byte(body)) || !strings.Contains(body, wants[0]) {

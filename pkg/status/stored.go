@@ -27,7 +27,7 @@ type historian interface {
 // StoredMessage is a message as the store has it.
 type StoredMessage struct {
 	Conversation    string    `json:"conversation_id"`
-	Seq             int64     `json:"seq"`
+	Seq             int64     `json:"seq,string"`
 	Sender          string    `json:"sender,omitempty"` // empty = the system
 	ClientMessageID string    `json:"client_message_id,omitempty"`
 	Kind            string    `json:"kind"`

@@ -20,7 +20,7 @@ import (
 // TraceStatus is the life of one message as the nodes remember it.
 type TraceStatus struct {
 	Message string         `json:"message_id"`
-	Seq     int64          `json:"seq"`              // 0 = nobody knows it
+	Seq     int64          `json:"seq,string"`       // 0 = nobody knows it
 	Made    time.Time      `json:"made"`             // when the id was
 	Worker  int            `json:"worker"`           // that made it
 	Stored  *StoredMessage `json:"stored,omitempty"` // only if a conversation was named
@@ -33,7 +33,7 @@ type TraceStage struct {
 	At      time.Time `json:"at"`       // when it ended, by the clock of the node
 	AfterMS float64   `json:"after_ms"` // since the first stage began
 	TookMS  float64   `json:"took_ms"`  // 0 = it is a moment
-	Node    string    `json:"node"`
+	Node    string    `json:"node_id"`
 	Stage   string    `json:"stage"`
 	Note    string    `json:"note,omitempty"`     // a node or a session, as the stage has it
 	Count   int32     `json:"sessions,omitempty"` // how many
@@ -42,7 +42,7 @@ type TraceStage struct {
 
 // TraceNode is a node that was asked.
 type TraceNode struct {
-	Node  string    `json:"node"`
+	Node  string    `json:"node_id"`
 	Since time.Time `json:"since,omitzero"`  // of its oldest record; zero = it has none
 	Error string    `json:"error,omitempty"` // it did not tell
 }

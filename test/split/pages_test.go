@@ -49,8 +49,14 @@ func TestPagesOfEachRole(t *testing.T) {
 			if code, body := fetch(t, url+l.Path, "*/*"); code != want || want == http.StatusOK && !json.Valid([]byte(body)) {
 				t.Errorf("%s: %d %s", l.Path, code, body)
 			}
-			if code, body := fetch(t, url+l.Path, "text/html"); code != want || want == http.StatusOK && !strings.Contains(body, "</html>") {
+			code, body := fetch(t, url+l.Path, "text/html")
+			if code != want || want == http.StatusOK && !strings.Contains(body, "</html>") {
 				t.Errorf("%s as a page: %d %s", l.Path, code, body)
+			}
+			for _, other := range look.Links {
+				if want == http.StatusOK && strings.Contains(body, `href="`+other.Path+`"`) == slices.Contains(absent, other.Path) {
+					t.Errorf("%s: its links are not those of this process: %s", l.Path, other.Path)
+				}
 			}
 		}
 	}

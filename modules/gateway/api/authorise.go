@@ -72,7 +72,11 @@ func actor(ctx context.Context) im.UserID { return ctx.Value(callKey{}).(*call).
 // before the body is read.
 func (a *API) authorise(next connect.ServerFunc) connect.ServerFunc {
 	return func(ctx context.Context, spec connect.Spec, stream connect.ServerStream) error {
-		c := &call{rule: policies[spec.Procedure]}
+		rule, ok := policies[spec.Procedure]
+		if !ok {
+			return im.Errorf(clientv1.Reason_REASON_UNSUPPORTED, op, "there is no method %s; all are in /v1/openapi.json", spec.Procedure)
+		}
+		c := &call{rule: rule}
 		if err := a.identify(ctx, c); err != nil {
 			return err
 		}

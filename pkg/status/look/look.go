@@ -4,6 +4,7 @@
 package look
 
 import (
+	"context"
 	"html/template"
 	"net/http"
 )
@@ -11,7 +12,7 @@ import (
 // Link is a page that there is.
 type Link struct{ Path, Name string }
 
-// Links are the pages of every process. A process lacks those of roles it has not.
+// Links are the pages of all processes together: one lacks those of roles it has not.
 var Links = []Link{
 	{"/statusz/", "overview"}, {"/statusz/nodes", "nodes"}, {"/statusz/leaders", "leaders"}, {"/statusz/settings", "settings"},
 	{"/statusz/peers", "peers"}, {"/statusz/ring", "ring"}, {"/statusz/lanes", "lanes"}, {"/statusz/gateway", "gateway"}, {"/statusz/jobs", "jobs"}, {"/statusz/stats", "statistics"},
@@ -21,10 +22,33 @@ var Links = []Link{
 type Head struct {
 	Title string // plain text
 	Path  string // of the page itself; its link is marked
+	has   func(path string) bool
 }
 
-// Links are those of all pages.
-func (Head) Links() []Link { return Links }
+type pagesKey struct{}
+
+// With gives r what HeadOf asks whether the process has a page.
+func With(r *http.Request, has func(path string) bool) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), pagesKey{}, has))
+}
+
+// HeadOf is the head of the page that r asks for. It links to the pages that the
+// process has, or to all if nobody has said With which those are.
+func HeadOf(r *http.Request, title string) Head {
+	has, _ := r.Context().Value(pagesKey{}).(func(path string) bool)
+	return Head{Title: title, Path: r.URL.Path, has: has}
+}
+
+// Links are the pages that the process has.
+func (h Head) Links() []Link {
+	var out []Link
+	for _, l := range Links {
+		if h.has == nil || h.has(l.Path) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
 
 // Secure sets the header of a page: nothing but its own style is loaded, and it is
 // not kept. Answers to programs may have it, too.

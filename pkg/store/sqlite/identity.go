@@ -82,7 +82,7 @@ func openSide(path string) (side *sideFile, remembered *mark, copied bool, err e
 		return nil, nil, false, fileFault(path+sideSuffix, err)
 	}
 	if err := lockFile(f); err != nil {
-		return nil, nil, false, errors.Join(fmt.Errorf("%s is in use: %w", path, store.ErrLocked), f.Close())
+		return nil, nil, false, errors.Join(fmt.Errorf("%s is in use by a node or another command; stop that first: %w", path, store.ErrLocked), f.Close())
 	}
 	b, err := io.ReadAll(io.LimitReader(f, 256))
 	if err != nil {

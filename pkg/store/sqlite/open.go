@@ -162,7 +162,7 @@ func explain(path string, err error) error {
 	case store.ErrFull:
 		return fmt.Errorf("there is no space for the database %s: %w", path, c)
 	case store.ErrLocked:
-		return fmt.Errorf("the database %s is in use: %w", path, c)
+		return fmt.Errorf("the database %s is in use by a node or another command; stop that first: %w", path, c)
 	}
 	return fmt.Errorf("the database %s cannot be opened: %w", path, err)
 }

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { Conversation, ConversationKind } from "../client/index.js";
-import { lastSeen, presenceText, typingText } from "./format.js";
+import { Conversation, ConversationKind, type Entry, EntryKind } from "../client/index.js";
+import { changeText, contentText, lastSeen, presenceText, previewOf, typingText } from "./format.js";
 
 const noon = new Date(2026, 4, 20, 12).getTime();
 const minute = 60_000;
@@ -38,5 +38,39 @@ describe("presence in words", () => {
     const direct = new Conversation("me", ConversationKind.DIRECT);
     direct.typing.add("bob");
     expect(typingText(direct)).toBe("typing…");
+  });
+});
+
+function entryWith(part: Partial<Entry>): Entry {
+  return { seq: 1, prevSeq: 0, kind: EntryKind.MESSAGE, messageId: "1", sender: "bob", clientMessageId: "", at: 0, ...part } as Entry;
+}
+
+describe("what others wrote", () => {
+  it.each([
+    ["", "(empty)"],
+    [" \n\u200b", "(empty)"],
+    ["hi", "hi"],
+  ])("shows that a text is empty: %j", (text, want) => {
+    expect(contentText(entryWith({ content: { text } }))).toBe(want);
+  });
+
+  it("names the type of what has no text", () => {
+    expect(contentText(entryWith({ content: { type: "wave", text: "" } }))).toBe("(wave)");
+    expect(contentText(entryWith({ content: { type: "wave" } }))).toBe("(wave)");
+    expect(contentText(entryWith({}))).toBe("");
+  });
+
+  it("keeps names from moving what is around them", () => {
+    const name = "a\u202eb\nc\u2069d";
+    const group = new Conversation("me", ConversationKind.GROUP);
+    group.name = name;
+    expect(group.title).toBe("ab cd");
+    group.name = "\u202e\n";
+    group.id = "g_1";
+    expect(group.title).toBe("g_1");
+    const renamed = entryWith({ kind: EntryKind.CONVERSATION_CHANGE, conversationChange: { name, closed: false } as Entry["conversationChange"] });
+    expect(changeText(renamed, "me")).toBe("bob named the group “ab cd”");
+    group.lastMessage = renamed;
+    expect(previewOf(group).text).toBe("bob named the group “ab cd”");
   });
 });

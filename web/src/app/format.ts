@@ -1,6 +1,6 @@
 // Words and numbers for people: times, names, sentences for entries and reasons.
 
-import { type Conversation, ConversationKind, type Entry, EntryKind, MemberAction, type Presence, reasonInfo, Role } from "../client/index.js";
+import { type Conversation, ConversationKind, type Entry, EntryKind, MemberAction, plainName, type Presence, reasonInfo, Role } from "../client/index.js";
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: "long" });
@@ -124,7 +124,7 @@ export function changeText(entry: Entry, self: string): string {
   }
   const change = entry.conversationChange;
   if (change?.closed) return `${by} closed the group`;
-  if (change?.name !== undefined) return `${by} named the group “${change.name}”`;
+  if (change?.name !== undefined) return `${by} named the group “${plainName(change.name)}”`;
   return "The group changed";
 }
 
@@ -148,10 +148,16 @@ export function previewOf(c: Conversation): { who: string; text: string; state: 
   return { who, text: entry.content ? contentText(entry) : "This message was recalled", state: "" };
 }
 
-/** The text of a message, or a word for what is not text. */
+/** What stands in the place of a text of which nothing would be seen. */
+const emptyText = "(empty)";
+const unseen = /^[\s\p{Cc}\p{Cf}]*$/u;
+
+/** The text of a message, or a word for what is not text or has none. */
 export function contentText(entry: Entry): string {
   const content = entry.content;
   if (!content) return "";
+  const kind = content.type && content.type !== "text" ? content.type : "";
+  if (content.text !== undefined && unseen.test(content.text)) return kind ? `(${kind})` : emptyText;
   return content.text ?? `(${content.type || "data"})`;
 }
 

@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { type Announcement, type Conversation, type Entry, ImdError } from "../client/index.js";
-import { reasonText } from "./format.js";
+import { contentText, reasonText } from "./format.js";
 import { type Session, signOut as forget } from "./session.js";
 
 /** A short message that goes away by itself. */
@@ -157,5 +157,5 @@ function restore(s: Session): void {
 
 function announce(conversation: Conversation, entry: Entry): void {
   const where = conversation.title === entry.sender ? "" : ` in ${conversation.title}`;
-  spoken.value = `${entry.sender}${where}: ${(entry.content?.text ?? "").slice(0, 200)}`;
+  spoken.value = `${entry.sender}${where}: ${contentText(entry).slice(0, 200)}`;
 }

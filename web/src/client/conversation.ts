@@ -17,6 +17,14 @@ const maxPullSpreadMs = 1_000;
 /** How far a message of one's own has come. */
 export type Mark = "sent" | "delivered" | "read";
 
+/** A group's name on one line that moves nothing around it: control characters become spaces, and signs that turn the writing of what follows are left out. */
+export function plainName(name: string): string {
+  return name
+    .replace(/[\p{Cc}\u2028\u2029]+/gu, " ")
+    .replace(/[\u202a-\u202e\u2066-\u2069]/gu, "")
+    .trim();
+}
+
 /** What is known of a conversation. Read it freely; change it through Client only. */
 export class Conversation {
   /** The server's id; empty for a direct conversation that nobody has written in yet. */
@@ -60,9 +68,9 @@ export class Conversation {
     return this.id || `@${this.peerId}`;
   }
 
-  /** What to call it: the group's name, or the other user. */
+  /** What to call it: the group's name as plainName gives it, or the other user. */
   get title(): string {
-    return this.kind === ConversationKind.DIRECT ? this.peerId : this.name || this.id;
+    return this.kind === ConversationKind.DIRECT ? this.peerId : plainName(this.name) || this.id;
   }
 
   /** Whether a message can be written here. */

@@ -5,7 +5,7 @@ export { Api, type ApiOptions, type Change, type Member, type Scheduled } from "
 export { type Announcement, type AnnouncementStore, Client, type ClientEvents, type ClientOptions, type ClientState, uuid7 } from "./client.js";
 export { type Encoding, subprotocols } from "./codec.js";
 export type { AnnouncementCursor, Socket, SocketFactory } from "./connection.js";
-export { Conversation, type Mark, receiptMembers } from "./conversation.js";
+export { Conversation, type Mark, plainName, receiptMembers } from "./conversation.js";
 export { ImdError, reasonInfo, SignInRequired } from "./errors.js";
 export type { Phase, TokenReason } from "./link.js";
 export {
