@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connecthttp"
@@ -88,6 +89,26 @@ func (s *benchSide) liftLimits(ctx context.Context) bool {
 	return false
 }
 
+// awayAtMost is for how long a call is made again while the server is busy or out of
+// reach.
+const awayAtMost = 20 * time.Second
+
+// whileAway makes a call again and again while the server is busy or out of reach, but
+// not for long: a run is not to be lost because a node was held up for a moment.
+func whileAway(ctx context.Context, call func() error) error {
+	for end := time.Now().Add(awayAtMost); ; {
+		err := call()
+		if connect.CodeOf(err) != connect.CodeUnavailable || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
 // group makes a group of any size, some hundred members a call.
 func (s *benchSide) group(ctx context.Context, owner string, members []string) (string, error) {
 	api, err := s.cred.conversations(ctx, owner)
@@ -95,12 +116,14 @@ func (s *benchSide) group(ctx context.Context, owner string, members []string) (
 		return "", err
 	}
 	first := members[:min(len(members), protocol.MaxAddMembers)]
-	made, err := api.Create(ctx, &imdv1.CreateRequest{RequestId: imd.NewID(), Name: "bench", UserIds: first})
-	if err != nil {
+	create := &imdv1.CreateRequest{RequestId: imd.NewID(), Name: "bench", UserIds: first}
+	var made *imdv1.ChangeResponse
+	if err := whileAway(ctx, func() (err error) { made, err = api.Create(ctx, create); return err }); err != nil {
 		return "", err
 	}
 	for rest := range slices.Chunk(members[len(first):], protocol.MaxAddMembers) {
-		if _, err := api.AddMembers(ctx, &imdv1.AddMembersRequest{ConversationId: made.ConversationId, RequestId: imd.NewID(), UserIds: rest}); err != nil {
+		add := &imdv1.AddMembersRequest{ConversationId: made.ConversationId, RequestId: imd.NewID(), UserIds: rest}
+		if err := whileAway(ctx, func() error { _, err := api.AddMembers(ctx, add); return err }); err != nil {
 			return "", err
 		}
 	}
@@ -133,10 +156,15 @@ func (s *benchSide) systemLog(ctx context.Context) (bench.ReadLog, error) {
 	hc := &http.Client{Transport: bearer{key, transport()}}
 	api := imdv1connect.NewMessageServiceClient(connect.NewClient(connecthttp.NewTransport(hc, s.cred.base)))
 	return func(ctx context.Context, conv string, after int64, limit int) (*clientv1.Page, error) {
-		ctx, cancel := s.f.app.bounded(ctx)
-		defer cancel()
-		res, err := api.History(ctx, &imdv1.HistoryRequest{ConversationId: conv, AfterSeq: after, Limit: int32(limit)})
-		return res.GetPage(), err
+		var page *clientv1.Page
+		err := whileAway(ctx, func() error {
+			ctx, cancel := s.f.app.bounded(ctx)
+			defer cancel()
+			res, err := api.History(ctx, &imdv1.HistoryRequest{ConversationId: conv, AfterSeq: after, Limit: int32(limit)})
+			page = res.GetPage()
+			return err
+		})
+		return page, err
 	}, nil
 }
 

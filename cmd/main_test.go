@@ -43,7 +43,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(e.WorkDir+"/tmp", 0o700)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status": cmdStatus, "serving": cmdServing, "fetch": cmdFetch, "occupy": cmdOccupy, "mode": cmdMode, "signal": cmdSignal, "eventually": cmdEventually,
+			"status": cmdStatus, "serving": cmdServing, "fetch": cmdFetch, "occupy": cmdOccupy, "mode": cmdMode, "signal": cmdSignal, "eventually": cmdEventually, "calm": cmdCalm, "either": cmdEither,
 		},
 	})
 }
@@ -143,3 +143,21 @@ func cmdEventually(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	ts.Fatalf("the output never matched %s:\n%s", args[0], ts.ReadFile("stdout"))
 }
+
+// either cmd args... runs a command that may end well or not.
+func cmdEither(ts *testscript.TestScript, _ bool, args []string) { _ = ts.Exec(args[0], args[1:]...) }
+
+// calm checks that a run of bench told of no errors but those of a server, or of a
+// bench, that a slow machine keeps from its work.
+func cmdCalm(ts *testscript.TestScript, _ bool, _ []string) {
+	for _, told := range errorLine.FindAllStringSubmatch(ts.ReadFile("stdout"), -1) {
+		switch told[1] {
+		case "refused: busy", "refused: behind", "refused: unavailable", "busy", "unavailable", "not begun", "unanswered":
+		default:
+			ts.Fatalf("bench tells of errors: %s", told[1])
+		}
+	}
+}
+
+// errorLine is how bench tells of errors of one kind.
+var errorLine = regexp.MustCompile(`(?m)^errors: (.*) [0-9]+$`)

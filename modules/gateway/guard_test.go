@@ -108,9 +108,7 @@ func TestMemoryGuard(t *testing.T) {
 	}
 	used.Store(limit / 100 * 95)
 	eventually(t, "the other is closed", func() bool { return !first.live() })
-	if n := testutil.ToFloat64(w.g.m.shed); n != 2 {
-		t.Errorf("%v were counted", n)
-	}
+	eventually(t, "both are counted", func() bool { return testutil.ToFloat64(w.g.m.shed) == 2 })
 	used.Store(limit / 2)
 	eventually(t, "newcomers are taken", func() bool { return !w.g.short.Load() })
 	w.session(t, protocol.JSON, "late", "d").Close()

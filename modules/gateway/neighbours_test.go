@@ -151,7 +151,7 @@ func (b badClient) beside(t *testing.T, w *world, user, other string) (alone, be
 // times that are compared, and may spoil a few of the comparisons.
 func TestNeighboursOfBadClients(t *testing.T) {
 	const attempts, most = 5, 10 * time.Millisecond
-	w := begin(t, func(c *Config) { c.PingInterval, c.PongTimeout = 300*time.Millisecond, time.Second })
+	w := begin(t, func(c *Config) { c.PingInterval, c.PongTimeout = 300*time.Millisecond, 3*time.Second })
 	for k, b := range badClients {
 		t.Run(b.name, func(t *testing.T) {
 			var alone, beside time.Duration

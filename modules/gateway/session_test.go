@@ -926,7 +926,7 @@ func TestRates(t *testing.T) {
 // A connection that floods for too long is closed with 4004.
 func TestAFloodIsClosed(t *testing.T) {
 	t.Parallel()
-	w := beginTuned(t, func(g *Gateway) { g.overloadTime = time.Second },
+	w := beginTuned(t, func(g *Gateway) { g.overloadTime = overloadGap / 2 },
 		func(c *Config) { c.Limits.ConnectionRate, c.Limits.ConnectionBurst = 1, 1 })
 	both(t, func(t *testing.T, enc protocol.Encoding) {
 		c := testenv.Dial(t, w.base(), enc)

@@ -44,10 +44,11 @@ type world struct {
 const testNode = im.NodeID("n1")
 
 // fast has times that suit tests; everything else is as shipped. Nothing is
-// delivered again in a test that is not about it, however slow the machine is.
+// delivered again, and nobody sent away for want of a hello, in a test that is not
+// about it, however slow the machine is.
 func fast() Config {
 	c := DefaultConfig()
-	c.Listen, c.RedeliverAfter = "127.0.0.1:0", time.Minute
+	c.Listen, c.RedeliverAfter, c.HelloTimeout = "127.0.0.1:0", time.Minute, 30*time.Second
 	c.Drain = DrainConfig{Delay: 50 * time.Millisecond, MinSpread: 100 * time.Millisecond, MaxSpread: time.Second, Grace: 300 * time.Millisecond}
 	return c
 }
@@ -69,7 +70,8 @@ func beginTuned(t testing.TB, tune func(*Gateway), edit ...func(*Config)) *world
 		t.Fatal(err)
 	}
 	w := &world{t: t, routes: memory.New(), key: auth.Key{ID: "k1", Secret: []byte("0123456789abcdef0123456789abcdef")}}
-	w.peers = peer.NewSet(testNode, zap.NewNop(), parity(t)...)
+	// Calls have time, so that a machine that stands still for a moment fails none.
+	w.peers = peer.NewSet(testNode, zap.NewNop(), append(parity(t), peer.WithPatience(testenv.Patience))...)
 	w.state = &fakeState{w: w, convs: map[string]*fakeConv{}, epoch: "e1", refused: map[string]string{}, notes: map[string]note{}, poison: "-", bane: "-", gate: make(chan struct{})}
 	close(w.state.gate)
 	v, err := auth.NewVerifier(auth.DefaultConfig(), func() []auth.Key { return []auth.Key{w.key} })

@@ -73,7 +73,7 @@ func TestEndedScheduledMessagesGo(t *testing.T) {
 	running(t, c, func(s *Scheduler, _ *sole) {
 		c.set(func(c *counting) {
 			for i := range 3 {
-				c.announced.list = append(c.announced.list, store.Announcement{Seq: int64(i + 1), Expires: time.Now().Add(time.Duration(2*i-1)*time.Hour - announcementKept)})
+				c.announced.list = append(c.announced.list, store.Announcement{Seq: int64(i + 1), Expires: time.Now().Add(forgetEvery + time.Duration(i-1)*time.Minute - announcementKept)})
 			}
 		})
 		time.Sleep(forgetEvery + time.Second) // the first round may have come before them

@@ -49,6 +49,8 @@ type fake struct {
 	life   time.Duration                                                // of tokens; 0 = for ever
 	epochs func(welcomes int) string                                    // data_epoch; nil = always e
 
+	refreshed func() // called after each refresh of a token
+
 	welcomes, refreshes int
 	watches             map[*fakeConn]string // whom a connection watches
 }
@@ -160,6 +162,9 @@ func (c *fakeConn) frame(m *clientv1.ClientFrame) {
 		c.f.show(c.f.watches[c], m.Id, c)
 	case *clientv1.ClientFrame_RefreshToken:
 		c.f.refreshes++
+		if c.f.refreshed != nil {
+			c.f.refreshed()
+		}
 		c.write(&clientv1.ServerFrame{Id: m.Id, Kind: &clientv1.ServerFrame_RefreshResult{RefreshResult: &clientv1.RefreshResult{TokenExpireMs: time.Now().Add(c.f.life).UnixMilli()}}})
 	case *clientv1.ClientFrame_Send:
 		c.send(m.Id, k.Send)
@@ -189,7 +194,7 @@ func (f *fake) sendAway(context.Context) error {
 	defer f.mu.Unlock()
 	for c := range f.online {
 		if c.host == f.addr().String() {
-			c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: uint32(len(f.online)), CloseAfterMs: 5000}}})
+			c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: uint32(len(f.online)), CloseAfterMs: closeAfter}}})
 		}
 	}
 	return nil
@@ -228,7 +233,7 @@ func (c *fakeConn) send(id uint32, s *clientv1.Send) {
 		return
 	}
 	if n == f.drain {
-		c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: 20, CloseAfterMs: 5000}}})
+		c.write(&clientv1.ServerFrame{Kind: &clientv1.ServerFrame_Drain{Drain: &clientv1.Drain{ReconnectAfterMs: 20, CloseAfterMs: closeAfter}}})
 	}
 	if f.silent != nil && f.silent(n) {
 		return

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -96,6 +97,7 @@ func TestRepeatFindsWhatIsStoredTwice(t *testing.T) {
 		return &clientv1.SendAck{Status: clientv1.Ack_ACK_OK, ConversationId: protocol.DirectID(c.user, s.GetToUser()), MessageId: int64(n), Seq: int64(n), PrevSeq: int64(n - 1)}
 	}
 	o := f.options("repeat", 2)
+	o.Settle = 3 * time.Second // a good one is waited for in vain
 	res, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,9 @@ func child(how string) int {
 	}
 	term := make(chan os.Signal, 1) // the first one counts
 	signal.Notify(term, syscall.SIGTERM)
-	if os.WriteFile(filepath.Join(dir, "endpoints.json"), data, 0o600) != nil {
+	// Whole from the first moment, as a node writes it.
+	file := filepath.Join(dir, "endpoints.json")
+	if os.WriteFile(file+".new", data, 0o600) != nil || os.Rename(file+".new", file) != nil {
 		return 3
 	}
 	go func() {

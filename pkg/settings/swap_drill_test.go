@@ -28,11 +28,11 @@ func TestHeldUpBeforeTheSwap(t *testing.T) {
 	}
 	l := NewLive(reg, Identity{Node: "n"}, zap.NewNop())
 	done := make(chan struct{})
+	began := time.Now()
 	go func() {
 		defer close(done)
 		l.Feed(Read{Revision: 5, Records: []Record{{Section: "a", Version: 1, Mod: 5, Raw: []byte(`{"all":{"a.n":"7"}}`)}}})
 	}()
-	began := time.Now()
 	for n.In(l.Current()) == 1 && time.Since(began) < 10*time.Second {
 		time.Sleep(time.Millisecond)
 	}

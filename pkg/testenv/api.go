@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -42,10 +43,25 @@ func Post(t testing.TB, base, method, bearer string, body any) (int, map[string]
 	return res.StatusCode, out
 }
 
-// MustPost is Post; the test fails unless the answer is 200.
+// PostAgain is Post, again while the server says that something is out of reach for
+// now, as one does that a slow machine has held up. The body must be one that may come
+// twice.
+func PostAgain(t testing.TB, base, method, bearer string, body any) (int, map[string]any) {
+	t.Helper()
+	for l := NewLimit(Patience); ; {
+		status, out := Post(t, base, method, bearer, body)
+		if status != http.StatusServiceUnavailable || l.Over() {
+			return status, out
+		}
+		t.Logf("%s is called again: %v", method, out)
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
+// MustPost is PostAgain; the test fails unless the answer is 200.
 func MustPost(t testing.TB, base, method, bearer string, body any) map[string]any {
 	t.Helper()
-	status, out := Post(t, base, method, bearer, body)
+	status, out := PostAgain(t, base, method, bearer, body)
 	if status != http.StatusOK {
 		t.Fatalf("%s answered %d: %v", method, status, out)
 	}

@@ -10,13 +10,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
-
-var etcdClusters atomic.Int32
 
 // Etcd is a cluster of `imd etcd` processes.
 type Etcd struct {
@@ -46,10 +43,9 @@ type EtcdMember struct {
 // processes are killed at the end of the test.
 func StartEtcd(t testing.TB, n int) *Etcd {
 	t.Helper()
-	first := int(etcdClusters.Add(1)) * 8
-	var hosts []string
-	for i := range n {
-		hosts = append(hosts, fmt.Sprintf("127.12.%d.%d", os.Getpid()&255, first+i))
+	hosts, err := etcdHosts(n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	c := newEtcd(t, hosts)
 	c.start()

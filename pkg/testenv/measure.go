@@ -74,7 +74,7 @@ func (n *Node) Resident() int64 {
 // operator would. It returns what was printed and the exit status.
 func (n *Node) Command(args ...string) (stdout, stderr string, status int) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), ReadyIn)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*ReadyIn) // only ends what would hang
 	defer cancel()
 	cmd := exec.CommandContext(ctx, Binary(n.t), append(args, "--data-dir", n.Dir)...)
 	var out, errOut strings.Builder

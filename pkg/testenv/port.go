@@ -33,6 +33,28 @@ func FreeAddress(t testing.TB, ip string) string {
 	return net.JoinHostPort(ip, strconv.Itoa(port))
 }
 
+// etcdHosts are n loopback addresses, 8 at most, which no other cluster of etcd has as
+// long as this process lives.
+func etcdHosts(n int) (hosts []string, err error) {
+	claims.Lock()
+	defer claims.Unlock()
+	var last error
+	for range 1000 {
+		third, block := rand.IntN(256), 1+rand.IntN(31)
+		claim, err := net.Listen("unix", fmt.Sprintf("@imd-test-etcd-%d-%d", third, block))
+		if err != nil {
+			last = err
+			continue
+		}
+		claims.held = append(claims.held, claim)
+		for i := range n {
+			hosts = append(hosts, fmt.Sprintf("127.12.%d.%d", third, 8*block+i))
+		}
+		return hosts, nil
+	}
+	return nil, fmt.Errorf("no addresses are free: %w", last)
+}
+
 // freePort is the port of FreeAddress.
 func freePort(ip string) (int, error) {
 	claims.Lock()

@@ -22,3 +22,19 @@ func TestFreeAddress(t *testing.T) {
 		}
 	}
 }
+
+func TestEtcdHosts(t *testing.T) {
+	seen := map[string]bool{}
+	for range 50 {
+		hosts, err := etcdHosts(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range hosts {
+			if ip := net.ParseIP(h); seen[h] || ip == nil || !ip.IsLoopback() {
+				t.Fatalf("%s is given, after %d others", h, len(seen))
+			}
+			seen[h] = true
+		}
+	}
+}

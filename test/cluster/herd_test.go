@@ -91,8 +91,9 @@ func take(ctx context.Context, refused *atomic.Int32, p *process, id string) err
 		func() error { _, err := p.Lock(ctx, control.LockRequest{Name: "one-" + id}); return err },
 		func() error { _, err := p.Lock(ctx, control.LockRequest{Name: "two-" + id}); return err },
 	} {
+		l := testenv.NewLimit(time.Minute)
 		for err := take(); err != nil; err = take() {
-			if ctx.Err() != nil || refused.Add(1) > 1000 {
+			if refused.Add(1); ctx.Err() != nil || l.Over() {
 				return err
 			}
 		}

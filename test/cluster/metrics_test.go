@@ -36,9 +36,9 @@ func TestMetricsAreThere(t *testing.T) {
 	m := testenv.StartEtcd(t, 1).Members[0]
 	n := testenv.Start(t, "--set", "controlplane.endpoints="+m.URL, "--set", "controlplane.cluster=c")
 	var node, member map[string]bool
-	eventually(t, "the node knows its endpoints", testenv.ReadyIn, func() bool {
+	eventually(t, "the node knows its endpoints and has asked to lead", testenv.ReadyIn, func() bool {
 		node, member = families(testenv.Page(n.OpsURL()+"/metrics")), families(testenv.Page(m.URL+"/metrics"))
-		return node["imd_etcd_member_revision"]
+		return node["imd_etcd_member_revision"] && node["imd_etcd_call_seconds_count"] && node["imd_election_leading"] && node["imd_election_token"]
 	})
 	want := func(of string, have map[string]bool, names ...string) {
 		t.Helper()

@@ -26,10 +26,7 @@ type mirror struct {
 func (m *mirror) sync() (r *clientv1.SyncResult, pages int) {
 	m.t.Helper()
 	for {
-		f := m.Request(syncFrame(&clientv1.Sync{SyncToken: m.token}))
-		if r = f.GetSyncResult(); r == nil {
-			m.t.Fatalf("a sync was answered with %v", f)
-		}
+		r = m.Sync(&clientv1.Sync{SyncToken: m.token})
 		for _, st := range r.Conversations {
 			if delete(m.heads, st.ConversationId); st.Role != clientv1.Role_ROLE_UNSPECIFIED {
 				m.heads[st.ConversationId] = st.HeadSeq

@@ -28,7 +28,7 @@ func presence(t *testing.T, s *suite) {
 	wantReason(t, zoe.Request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Typing{Typing: &clientv1.Typing{ConversationId: conv}}}), "not_member")
 	left := time.Now()
 	bob.Close()
-	f := ann.TakeWithin(2*time.Second, func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
+	f := ann.Await(2*time.Second, func(f *clientv1.ServerFrame) bool { return f.GetPresence() != nil && f.Id == 0 })
 	if f == nil || f.GetPresence().Users[0].Online || f.GetPresence().Users[0].LastSeenMs < left.Add(-time.Second).UnixMilli() {
 		t.Errorf("after bob has left: %v", f)
 	}

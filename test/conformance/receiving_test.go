@@ -128,7 +128,7 @@ func laterRange(t *testing.T, s *suite) {
 	}
 	conv := protocol.DirectID(s.user("ann"), s.user("bob"))
 	receipt := func(limit time.Duration, seq int64) *clientv1.ServerFrame {
-		return a.TakeWithin(limit, func(f *clientv1.ServerFrame) bool {
+		return a.Await(limit, func(f *clientv1.ServerFrame) bool {
 			return f.GetReceipt().GetUserId() == s.user("bob") && f.GetReceipt().DeliveredSeq == seq
 		})
 	}
@@ -162,9 +162,7 @@ func beginning(t *testing.T, s *suite) {
 				sent <- n
 				return
 			default:
-				if ack := a.Send(testenv.ToUser(s.user("bob"), fmt.Sprint(n))); ack.Status != clientv1.Ack_ACK_OK {
-					t.Errorf("not stored: %v", ack)
-				}
+				a.MustSend(testenv.ToUser(s.user("bob"), fmt.Sprint(n)))
 				n++
 				time.Sleep(10 * time.Millisecond)
 			}
@@ -206,7 +204,7 @@ func syncPages(t *testing.T, s *suite) {
 	pages, token := 0, ""
 	got := map[string]int64{}
 	for {
-		r := a.Request(syncFrame(&clientv1.Sync{SyncToken: token})).GetSyncResult()
+		r := a.Sync(&clientv1.Sync{SyncToken: token})
 		pages++
 		if len(r.Conversations) > 200 || !r.Full {
 			t.Errorf("page %d has %d states, full %v", pages, len(r.Conversations), r.Full)
@@ -231,16 +229,16 @@ func syncPages(t *testing.T, s *suite) {
 		}
 	}
 	ack := a.MustSend(testenv.ToUser(s.user("x7"), "again"))
-	r := a.Request(syncFrame(&clientv1.Sync{SyncToken: token})).GetSyncResult()
+	r := a.Sync(&clientv1.Sync{SyncToken: token})
 	if len(r.Conversations) != 1 || r.Conversations[0].ConversationId != ack.ConversationId || r.Conversations[0].HeadSeq != ack.Seq || r.More || r.Full {
 		t.Errorf("after one more message: %v", r)
 	}
-	r = a.Request(syncFrame(&clientv1.Sync{SyncToken: r.SyncToken})).GetSyncResult()
+	r = a.Sync(&clientv1.Sync{SyncToken: r.SyncToken})
 	if len(r.Conversations) != 0 {
 		t.Errorf("nothing changed, but %v", r)
 	}
 	other := protocol.DirectID(s.user("ann"), s.user("x3"))
-	r = a.Request(syncFrame(&clientv1.Sync{SyncToken: r.SyncToken, Cursors: []*clientv1.Cursor{{ConversationId: other, Have: 0}, {ConversationId: "g_gone", Have: 4}}})).GetSyncResult()
+	r = a.Sync(&clientv1.Sync{SyncToken: r.SyncToken, Cursors: []*clientv1.Cursor{{ConversationId: other, Have: 0}, {ConversationId: "g_gone", Have: 4}}})
 	listed := map[string]clientv1.Role{}
 	for _, st := range r.Conversations {
 		listed[st.ConversationId] = st.Role
@@ -261,7 +259,7 @@ func syncWithPages(t *testing.T, s *suite) {
 	conv := protocol.DirectID(s.user("ann"), s.user("bob"))
 	state := func(sync *clientv1.Sync) *clientv1.ConversationState {
 		t.Helper()
-		r := b.Request(syncFrame(sync)).GetSyncResult()
+		r := b.Sync(sync)
 		if len(r.GetConversations()) != 1 {
 			t.Fatalf("sync: %v", r)
 		}
@@ -418,7 +416,7 @@ func permissions(t *testing.T, s *suite) {
 	a, b, x := s.login(t, "ann", "d"), s.login(t, "bob", "d"), s.login(t, "xena", "d")
 	fails := func(c *testenv.Client, m *clientv1.Send, reason string) {
 		t.Helper()
-		if ack := c.Send(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != reason {
+		if ack := c.Decide(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != reason {
 			t.Errorf("want %s, got %v", reason, ack)
 		}
 	}
@@ -465,7 +463,7 @@ func reading(t *testing.T, s *suite) {
 	}
 	unread := func(c *testenv.Client) uint32 {
 		t.Helper()
-		for _, st := range c.Request(syncFrame(&clientv1.Sync{})).GetSyncResult().Conversations {
+		for _, st := range c.Sync(&clientv1.Sync{}).Conversations {
 			if st.ConversationId == conv {
 				return st.UnreadCount
 			}

@@ -37,7 +37,7 @@ func resend(t *testing.T, s *suite) {
 	for _, c := range []*testenv.Client{a, other} {
 		for _, i := range []int{0, 0, 0, 1, 2, 0} {
 			again := &clientv1.Send{To: sends[i].To, ClientMessageId: sends[i].ClientMessageId, Content: sends[i].Content, Resend: true}
-			got := c.Send(again)
+			got := c.Decide(again)
 			if got.Status != clientv1.Ack_ACK_OK || !got.Duplicate || got.MessageId != first[i].MessageId || got.Seq != first[i].Seq ||
 				got.PrevSeq != first[i].PrevSeq || got.ServerTimeMs != first[i].ServerTimeMs || got.ConversationId != first[i].ConversationId {
 				t.Fatalf("the resend of %d got %v, first %v", i, got, first[i])
@@ -62,7 +62,7 @@ func idScope(t *testing.T, s *suite) {
 	send := func(from *testenv.Client, to, text string) *clientv1.SendAck {
 		m := testenv.ToUser(s.user(to), text)
 		m.ClientMessageId = id
-		return from.Send(m)
+		return from.Decide(m)
 	}
 	one := send(a, "bob", "x")
 	if one.Status != clientv1.Ack_ACK_OK {
@@ -138,15 +138,15 @@ func behind(t *testing.T, s *suite) {
 	if ack := a.Send(late); ack.Status != clientv1.Ack_ACK_RETRY || ack.Error.Reason != "behind" {
 		t.Errorf("a later one before the refused one: %v", ack)
 	}
-	if ack := a.Send(testenv.ToUser(s.user("carl"), "x")); ack.Status != clientv1.Ack_ACK_OK {
+	if ack := a.Decide(testenv.ToUser(s.user("carl"), "x")); ack.Status != clientv1.Ack_ACK_OK {
 		t.Errorf("another conversation is held back: %v", ack)
 	}
 	again := frames[first]
 	again.Resend = true
-	if ack := a.Send(again); ack.Status != clientv1.Ack_ACK_OK {
+	if ack := a.Decide(again); ack.Status != clientv1.Ack_ACK_OK {
 		t.Errorf("the refused one again: %v", ack)
 	}
-	if ack := a.Send(late); ack.Status != clientv1.Ack_ACK_OK {
+	if ack := a.Decide(late); ack.Status != clientv1.Ack_ACK_OK {
 		t.Errorf("a later one after it: %v", ack)
 	}
 }
@@ -166,12 +166,12 @@ func contentLimit(t *testing.T, s *suite) {
 	} {
 		ok := testenv.ToUser(s.user("bob"), "")
 		ok.Content = content(16384)
-		if ack := a.Send(ok); ack.Status != clientv1.Ack_ACK_OK {
+		if ack := a.Decide(ok); ack.Status != clientv1.Ack_ACK_OK {
 			t.Errorf("%s of the limit: %v", name, ack)
 		}
 		large := testenv.ToUser(s.user("bob"), "")
 		large.Content = content(16385)
-		if ack := a.Send(large); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "too_large" {
+		if ack := a.Decide(large); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "too_large" {
 			t.Errorf("%s above it: %v", name, ack)
 		}
 	}
@@ -189,13 +189,13 @@ func contentLimit(t *testing.T, s *suite) {
 		"oneself":          testenv.ToUser(s.user("ann"), "x"),
 		"U+0000":           testenv.ToUser(s.user("bob"), "a\x00b"),
 	} {
-		if ack := a.Send(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "bad_request" {
+		if ack := a.Decide(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "bad_request" {
 			t.Errorf("%s: %v", name, ack)
 		}
 	}
 	for _, id := range []string{"a/b", "a:b", "..%2f", "", "a b", "ü", strings.Repeat("x", 65), "a\nb", "*", "{x}"} {
 		m := testenv.ToUser(id, "x")
-		if ack := a.Send(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "invalid_id" && id != "" {
+		if ack := a.Decide(m); ack.Status != clientv1.Ack_ACK_FAIL || ack.Error.Reason != "invalid_id" && id != "" {
 			t.Errorf("to %q: %v", id, ack)
 		}
 	}

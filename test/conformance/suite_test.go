@@ -82,11 +82,16 @@ func (st statement) run(t *testing.T, n *testenv.Node, encs []protocol.Encoding)
 	})
 }
 
-// statements are those that share one node with the default settings.
+// statements are those that share one node.
 var statements []statement
 
+// once is the one setting of that node which is not the default: several statements
+// want nothing to come twice, and what nobody has acknowledged is delivered again, so
+// not while they last.
+const once = "gateway.redeliver_after=1m"
+
 func TestStatements(t *testing.T) {
-	n := testenv.Start(t)
+	n := testenv.Start(t, set(once)...)
 	seen := map[int]bool{}
 	for _, st := range statements {
 		seen[st.number] = true
@@ -104,7 +109,7 @@ func TestStatements(t *testing.T) {
 
 // The same with the messages in Postgres, each statement in one encoding.
 func TestStatementsOnPostgres(t *testing.T) {
-	n := testenv.Start(t, testenv.StartPostgres(t, testenv.PostgresOptions{}).Serve(t)...)
+	n := testenv.Start(t, append(testenv.StartPostgres(t, testenv.PostgresOptions{}).Serve(t), set(once)...)...)
 	for i, st := range statements {
 		encs := st.only
 		if encs == nil {
@@ -153,11 +158,12 @@ func ackFrame(conv string, after, seq int64) *clientv1.ClientFrame {
 		Ranges: []*clientv1.AckRange{{ConversationId: conv, AfterSeq: after, Seq: seq}}}}}
 }
 
-// wantClosed waits for the close code and, from 4000 on, for the bye before it.
+// wantClosed waits for the close code and, from 4000 on, for the bye before it. The
+// limit goes by as a testenv.Limit does.
 func wantClosed(t *testing.T, c *testenv.Client, code int, reason string, within time.Duration) {
 	t.Helper()
 	if code >= 4000 {
-		f := c.TakeWithin(within, func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil })
+		f := c.Await(within, func(f *clientv1.ServerFrame) bool { return f.GetBye() != nil })
 		if f == nil {
 			t.Errorf("no bye came within %v", within)
 		} else if b := f.GetBye(); b.Reason != reason || int(b.CloseCode) != code || b.Reconnect != (code < 4500) {
@@ -172,7 +178,7 @@ func wantClosed(t *testing.T, c *testenv.Client, code int, reason string, within
 // alive checks that the connection still answers.
 func alive(t *testing.T, c *testenv.Client) {
 	t.Helper()
-	if f := c.Request(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
+	if f := c.Ask(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
 		t.Errorf("the connection answers a sync with %v", f)
 	}
 }

@@ -28,7 +28,7 @@ func TestRenewedCertificate(t *testing.T) {
 	if !strings.HasPrefix(n.URL(), "https://") {
 		t.Fatalf("the node is at %s", n.URL())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool()}}
 	defer tr.CloseIdleConnections()
@@ -75,8 +75,8 @@ func TestRenewedCertificate(t *testing.T) {
 	}
 	eventually := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
-			if time.Now().After(end) {
+		for l := testenv.NewLimit(testenv.Patience); !ok(); time.Sleep(50 * time.Millisecond) {
+			if l.Over() {
 				t.Fatalf("%s: it does not happen\n%s", what, n.Log())
 			}
 		}
@@ -89,9 +89,7 @@ func TestRenewedCertificate(t *testing.T) {
 	ends := time.Now().Add(90 * 24 * time.Hour)
 	second := ca.Serve(t, dir, ends)
 	eventually("newcomers see the new one", func() bool { return shown() == second.String() })
-	if got := n.Metric("imd_gateway_certificate_expiry_seconds"); int64(got) != ends.Unix() {
-		t.Errorf("the metric says that it ends at %v, want %d", got, ends.Unix())
-	}
+	eventually("the metric says when it ends", func() bool { return int64(n.Metric("imd_gateway_certificate_expiry_seconds")) == ends.Unix() })
 	talk()
 	if err := os.WriteFile(filepath.Join(dir, "key.pem"), []byte("no key"), 0o600); err != nil {
 		t.Fatal(err)

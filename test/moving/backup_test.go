@@ -408,7 +408,7 @@ func TestKilledRestore(t *testing.T) {
 		return got.Counts["entry"]
 	}
 	began := time.Now()
-	imd(t, nil, "restore", "--from", files[1], "--data-dir", n.Dir, "--force")
+	imd(t, nil, "restore", "--from", files[1], "--data-dir", filepath.Join(t.TempDir(), "elsewhere"))
 	whole, kills := time.Since(began), 0
 	for i := range 30 {
 		from := files[i%2]

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.Tests{M: m}) }
 // run runs the binary and returns what it printed and its exit status.
 func run(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.ReadyIn)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only ends what would hang
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testenv.Binary(t), args...)
 	var out, errOut strings.Builder
@@ -85,7 +86,7 @@ func TestMigrate(t *testing.T) {
 	}
 	n := testenv.Start(t, flags...)
 	a := testenv.Login(t, n.URL(), protocol.Proto, n.Token("alice"), "d")
-	if ack := a.Send(testenv.ToUser("bob", "hello")); ack.Seq != 1 {
+	if ack := a.MustSend(testenv.ToUser("bob", "hello")); ack.Seq != 1 {
 		t.Errorf("ack: %v", ack)
 	}
 	if status := n.Stop(); status != 0 {

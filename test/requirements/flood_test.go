@@ -121,7 +121,9 @@ func TestR44HostileFramesEndAlone(t *testing.T) {
 					time.Sleep(100 * time.Millisecond)
 				}
 			}()
-			if got := c.closeCode(25 * time.Second); !slices.Contains(k.codes, got) {
+			// Ten seconds of a flood end it. They begin anew whenever the machine holds it up
+			// for more than half a second.
+			if got := c.closeCode(time.Minute); !slices.Contains(k.codes, got) {
 				t.Errorf("%s closes with %d, want one of %v", k.name, got, k.codes)
 			}
 			c.Close()
@@ -268,7 +270,7 @@ func TestR46SilentPeers(t *testing.T) {
 	})
 	wg.Wait()
 	honest := login(t, n, "honest", "d")
-	if f := honest.Request(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
+	if f := honest.Ask(syncFrame(&clientv1.Sync{})); f.GetSyncResult() == nil {
 		t.Errorf("afterwards: %v", f)
 	}
 }

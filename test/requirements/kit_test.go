@@ -84,6 +84,10 @@ var unhurried = []string{
 	"gateway.limits.conversation_rate=1e6", "gateway.limits.conversation_burst=1000000",
 }
 
+// once is for tests in which nothing may come twice: what nobody has acknowledged is
+// delivered again, so not while they last.
+const once = "gateway.redeliver_after=1m"
+
 // login begins a session of a fresh login of the user.
 func login(t *testing.T, n *testenv.Node, user, device string) *testenv.Client {
 	t.Helper()
@@ -123,7 +127,7 @@ func tryChange(t *testing.T, n *testenv.Node, user, method, conv string, fields 
 	for k, v := range fields {
 		body[k] = v
 	}
-	return testenv.Post(t, n.URL(), "imd.v1.ConversationService/"+method, n.Token(user), body)
+	return testenv.PostAgain(t, n.URL(), "imd.v1.ConversationService/"+method, n.Token(user), body)
 }
 
 // numbered makes n sends with the texts 1 to n.
@@ -211,7 +215,7 @@ func short(texts []string) string {
 // state is what a sync tells the client of a conversation; nil = not listed.
 func state(t *testing.T, c *testenv.Client, conv string) *clientv1.ConversationState {
 	t.Helper()
-	r := c.Request(syncFrame(&clientv1.Sync{})).GetSyncResult()
+	r := c.Sync(&clientv1.Sync{})
 	for _, st := range r.GetConversations() {
 		if st.ConversationId == conv {
 			return st
@@ -223,7 +227,7 @@ func state(t *testing.T, c *testenv.Client, conv string) *clientv1.ConversationS
 // wantFail wants a send to be refused for good.
 func wantFail(t *testing.T, c *testenv.Client, m *clientv1.Send, reason string) {
 	t.Helper()
-	if a := c.Send(m); a.Status != clientv1.Ack_ACK_FAIL || a.Error.GetReason() != reason {
+	if a := c.Decide(m); a.Status != clientv1.Ack_ACK_FAIL || a.Error.GetReason() != reason {
 		t.Errorf("the send was answered with %v, want ACK_FAIL %s", a, reason)
 	}
 }

@@ -123,7 +123,7 @@ func TestR21BordersOfWhatAMemberSees(t *testing.T) {
 // Lists of members are bounded, and collapse to distinct members.
 func TestR22ListsOfMembers(t *testing.T) {
 	t.Parallel()
-	n := node(t)
+	n := node(t, once)
 	token := n.Token("ann")
 	create := func(ids ...string) (int, map[string]any) {
 		return tryChange(t, n, "ann", "Create", "", map[string]any{"name": "g", "userIds": ids})

@@ -51,11 +51,7 @@ func (v *traveller) resume(c *testenv.Client) {
 			cursor = v.tl.Have()
 			q.Cursors = []*clientv1.Cursor{{ConversationId: v.conv, Have: cursor}}
 		}
-		f := c.Request(syncFrame(q))
-		r := f.GetSyncResult()
-		if r == nil {
-			v.t.Fatalf("a sync was answered with %v", f)
-		}
+		r := c.Sync(q)
 		for _, st := range r.GetConversations() {
 			v.term = protocol.DigestTerm(st.ConversationId, st.HeadSeq)
 			v.do(v.tl.State(v.now(), cursor, st))
@@ -98,12 +94,7 @@ func resumesOverTwo(t *testing.T, g *gateways) {
 			case <-stop:
 				return
 			case <-time.After(3 * time.Millisecond):
-				ack := ann.Send(testenv.ToUser("bob2", fmt.Sprint(n)))
-				if ack.Status != clientv1.Ack_ACK_OK {
-					t.Errorf("not stored: %v", ack)
-					return
-				}
-				seq = ack.Seq
+				seq = ann.MustSend(testenv.ToUser("bob2", fmt.Sprint(n))).Seq
 			}
 		}
 	}()

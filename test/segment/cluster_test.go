@@ -39,6 +39,7 @@ func shown(text string) string {
 
 const (
 	senders = 12
+	enough  = 100 // sends that were acknowledged, for a judgement to say something
 	hot     = "g_hot"
 	reader  = "reader"
 	late    = "late" // writes when the schedule says so
@@ -241,12 +242,17 @@ func (c *cluster) start(name string) {
 		}
 		_ = p.cmd.Wait() // it was killed
 	}()
-	select {
-	case <-ready:
-	case <-p.gone:
-		c.t.Fatalf("process %s does not start", name)
-	case <-time.After(testenv.ReadyIn):
-		c.t.Fatalf("process %s is not ready", name)
+	for l, waits := testenv.NewLimit(testenv.ReadyIn), true; waits; {
+		select {
+		case <-ready:
+			waits = false
+		case <-p.gone:
+			c.t.Fatalf("process %s does not start", name)
+		case <-time.After(20 * time.Millisecond):
+			if l.Over() {
+				c.t.Fatalf("process %s is not ready", name)
+			}
+		}
 	}
 	c.mu.Lock()
 	c.procs[name] = p
@@ -492,6 +498,10 @@ func (c *cluster) run(script func()) *verify.Report {
 	script()
 	healed := c.rec.Now()
 	time.Sleep(700 * time.Millisecond)
+	// A slow machine needs longer for as many sends as a judgement wants.
+	for l := testenv.NewLimit(10 * time.Second); c.acked.Load() < enough && !l.Over(); {
+		time.Sleep(20 * time.Millisecond)
+	}
 	stop()
 	writing.Wait()
 	end()

@@ -175,7 +175,7 @@ func TestOwnersKeepOneOrder(t *testing.T) {
 					t.Error(v)
 				}
 				t.Logf("%d acknowledged, %d unknown, %d retries, %d refused as stale", r.Counts.Acked, r.Counts.Unknown, r.Counts.Retries, c.stale.Load())
-				if r.Counts.Acked < 100 {
+				if r.Counts.Acked < enough {
 					t.Errorf("only %d sends were acknowledged", r.Counts.Acked)
 				}
 				if s.stale && allocator == "segment" && c.stale.Load() == 0 {

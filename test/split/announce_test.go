@@ -84,7 +84,7 @@ func TestAnnouncementsReachEverybodyOnce(t *testing.T) {
 	n := &testenv.Node{Dir: t.TempDir() + "/data", Layout: testenv.Split, Args: []string{"--set", "storage.routes=redis"}, Env: []string{"IMD_REDIS_URL=" + r.URL()}}
 	n.Begin(t)
 	ann := listen(t, n, "ann", imd.AnnouncementCursor{})
-	announce(t, n, "send", "--for", "1h", "first")
+	announce(t, n, "send", "--for", "1h", "--id", "5f0c6f0e-8a5b-4c1e-9d27-3b1f6a2e7c00", "first")
 	ann.wants(t, "first")
 	late := n.Beside("gateway,push")
 	late.Begin(t)

@@ -1,8 +1,6 @@
 package split
 
 import (
-	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,19 +15,13 @@ func TestHalfTheNetwork(t *testing.T) {
 	testenv.InOwnNetwork(t, func(t *testing.T) {
 		c := &cluster{Node: &testenv.Node{Dir: t.TempDir() + "/data", Args: testenv.NoLimits(), Layout: testenv.Hosts}}
 		c.Begin(t)
-		stop, senders := make(chan struct{}), make([]*sender, 12)
-		var wg sync.WaitGroup
-		for i := range senders {
-			senders[i] = &sender{name: fmt.Sprintf("half%d", i)}
-			wg.Go(func() { senders[i].run(t, c, stop) })
-		}
-		time.Sleep(2 * time.Second) // load before the fault
+		senders, stop := startSenders(t, c, "half", 12)
+		load(t, senders, 2*time.Second)
 		heal := c.CutHalf()
 		time.Sleep(15 * time.Second) // how long it lasts: longer than the leases of those that are away
 		heal()
-		time.Sleep(3 * time.Second) // and after it
-		close(stop)
-		wg.Wait()
+		load(t, senders, 3*time.Second)
+		stop()
 		worst, sent := time.Duration(0), 0
 		for _, s := range senders {
 			worst, sent = max(worst, s.slowest), sent+len(s.acked)

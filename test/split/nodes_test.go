@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -41,8 +42,35 @@ func startCluster(t *testing.T) *cluster {
 // is told to stop, and repeats what is not acknowledged.
 type sender struct {
 	name    string
+	clock   *testenv.Clock
 	acked   []*clientv1.SendAck
-	slowest time.Duration
+	slowest time.Duration // by the clock
+	done    atomic.Int64  // how many are acknowledged
+}
+
+// startSenders begins to send as many users. stop ends them and waits until they have.
+func startSenders(t *testing.T, c *cluster, name string, n int) (all []*sender, stop func()) {
+	clock, end := testenv.NewClock(t), make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		s := &sender{name: fmt.Sprint(name, i), clock: clock}
+		all = append(all, s)
+		wg.Go(func() { s.run(t, c, end) })
+	}
+	return all, func() { close(end); wg.Wait() }
+}
+
+// load lets them send for a time, and until each has got an answer more.
+func load(t *testing.T, all []*sender, d time.Duration) {
+	t.Helper()
+	had := make([]int64, len(all))
+	for i, s := range all {
+		had[i] = s.done.Load()
+	}
+	time.Sleep(d)
+	for i, s := range all {
+		until(t, s.name+" has an answer", func() bool { return s.done.Load() > had[i] })
+	}
 }
 
 func (s *sender) run(t *testing.T, c *cluster, stop <-chan struct{}) {
@@ -53,11 +81,12 @@ func (s *sender) run(t *testing.T, c *cluster, stop <-chan struct{}) {
 			return
 		default:
 		}
-		begin := time.Now()
+		begin := s.clock.Now()
 		m := testenv.ToUser(s.name+"-peer", fmt.Sprint(len(s.acked)))
 		seqs := client.SendAll([]*clientv1.Send{m})
-		s.slowest = max(s.slowest, time.Since(begin))
+		s.slowest = max(s.slowest, s.clock.Since(begin))
 		s.acked = append(s.acked, &clientv1.SendAck{Seq: seqs[0], ClientMessageId: m.ClientMessageId})
+		s.done.Add(1)
 	}
 }
 
@@ -80,18 +109,11 @@ func TestAStateNodeMayFail(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stop, senders := make(chan struct{}), make([]*sender, 12)
-			var wg sync.WaitGroup
-			for i := range senders {
-				senders[i] = &sender{name: fmt.Sprintf("%s%d", name, i)}
-				wg.Go(func() { senders[i].run(t, c, stop) })
-			}
-			settle := func() { time.Sleep(time.Second) } // load before and after the fault
-			settle()
+			senders, stop := startSenders(t, c, name, 12)
+			load(t, senders, time.Second)
 			fault()
-			settle()
-			close(stop)
-			wg.Wait()
+			load(t, senders, time.Second)
+			stop()
 			worst := time.Duration(0)
 			for _, s := range senders {
 				worst = max(worst, s.slowest)

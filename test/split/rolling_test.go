@@ -121,12 +121,15 @@ func TestRollingRestart(t *testing.T) {
 			})
 		}
 	}
+	pace := newPace(t)
 	res, err := bench.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if under := <-rolled; under < 4 {
-		t.Errorf("only %d nodes were back before the load was over", under)
+	under := <-rolled
+	slow := pace.slowness()
+	if float64(under)*slow < 4 {
+		t.Errorf("only %d nodes were back before the load was over, on a machine %.1f times slower than usual", under, slow)
 	}
 	w.stopAll()
 	if err := rec.Close(history.Run{Seed: 1, Allocator: "transaction"}); err != nil {
@@ -136,7 +139,7 @@ func TestRollingRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := verify.Judge(h, verify.Options{})
+	v := pace.judge(h)
 	for _, i := range v.Invariants {
 		for _, broken := range i.Violations {
 			t.Errorf("%s: %+v", i.ID, broken)
@@ -144,8 +147,8 @@ func TestRollingRestart(t *testing.T) {
 	}
 	a := v.Availability
 	t.Logf("%d operations, %d sends, %d given up; stalls: p50 %.0f ms, p99 %.0f ms, longest %.0f ms", res.Operations, v.Counts.Sends, a.GivenUp, a.P50, a.P99, a.Longest)
-	if v.Counts.Acked < 500 || a.GivenUp > 0 || a.P99 > 2000 {
-		t.Errorf("%+v %+v", v.Counts, a)
+	if float64(v.Counts.Acked)*slow < 500 || a.GivenUp > 0 || a.P99 > 2000*slow {
+		t.Errorf("on a machine %.1f times slower than usual: %+v %+v", slow, v.Counts, a)
 	}
 }
 

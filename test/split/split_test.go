@@ -49,7 +49,7 @@ func procedures() map[string][]string {
 // post calls a method without any proof, as JSON, and returns the status.
 func post(t *testing.T, c *http.Client, url string) int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only ends what would hang
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte("{}")))
 	if err != nil {
@@ -168,15 +168,12 @@ func TestMessagesOutliveTheStateProcess(t *testing.T) {
 // them.
 func TestPagesAndRing(t *testing.T) {
 	n := start(t)
-	res, err := http.Get(n.OpsURL() + "/statusz/peers")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	var rep peer.Report
-	if err := json.NewDecoder(res.Body).Decode(&rep); err != nil || len(rep.Peers) != 1 || rep.Peers[0].Address != n.Back().Endpoints().Internal {
-		t.Errorf("%v %+v", err, rep)
-	}
+	until(t, "the process knows the other one", func() bool {
+		code, text := fetch(t, n.OpsURL()+"/statusz/peers", "*/*")
+		var rep peer.Report
+		err := json.Unmarshal([]byte(text), &rep)
+		return code == http.StatusOK && err == nil && len(rep.Peers) == 1 && rep.Peers[0].Address == n.Back().Endpoints().Internal
+	})
 	out, errOut, code := n.Command("ring", "explain", "g_1")
 	if back := string(n.Back().Endpoints().Node); code != 0 || !strings.Contains(out, back) {
 		t.Errorf("exit %d: %s%s", code, out, errOut)

@@ -120,7 +120,7 @@ func TestServiceManagerIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	heard.until("READY=1")
-	if err := n.WaitReady(time.Second); err != nil {
+	if err := n.WaitReady(5 * time.Second); err != nil { // one look may take a second
 		t.Error(err) // it was told too early
 	}
 	heard.until("WATCHDOG=1")

@@ -31,6 +31,9 @@ func TestTwoWholeNodes(t *testing.T) {
 	one, two := node("--set", "storage.routes=etcd"), node("--set", "storage.routes=etcd")
 	one.Begin(t)
 	two.Begin(t)
+	for _, n := range []*testenv.Node{one, two} {
+		until(t, "the nodes know each other", func() bool { return n.Metric(`imd_discovery_standing{standing="listed"}`) == 2 })
+	}
 	ann := testenv.Login(t, one.URL(), protocol.Proto, one.Token("ann"), "d")
 	bob := testenv.Login(t, two.URL(), protocol.Proto, two.Token("bob"), "d")
 	m := testenv.ToUser("bob", "hi")

@@ -163,8 +163,7 @@ func busyGroupIsRead(t *testing.T, n, first, second *testenv.Node) {
 			t.Fatalf("settings set: exit %d: %s%s", code, out, errs)
 		}
 	}
-	const all = 90
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	texts := make(chan []string)
 	for i, gateway := range []*testenv.Node{first, second, first, second} {
@@ -194,10 +193,21 @@ func busyGroupIsRead(t *testing.T, n, first, second *testenv.Node) {
 			ann.MustSend(testenv.To(group, fmt.Sprint(i)))
 		}
 	}
+	pulled := func() float64 {
+		return metricOf(t, n.Part("push", 1), "imd_push_pulled_total") + metricOf(t, n.Part("push", 2), "imd_push_pulled_total")
+	}
 	set("push.pull_sessions=2", "push.pull_load=0", "push.pull_interval=100ms", "push.group_members=100")
-	write(0, 60)
+	all := 60
+	write(0, all)
+	for l := testenv.NewLimit(testenv.ReadyIn); pulled() < 40; all += 10 { // until it is known how many are here, they are delivered
+		if l.Over() {
+			t.Fatal("the messages are not left to be read")
+		}
+		write(all, all+10)
+	}
 	set("push.pull_load=500000")
-	write(60, all)
+	write(all, all+30)
+	all += 30
 	ann.MustSend(testenv.To(group, "last"))
 	for range 4 {
 		got := <-texts
@@ -206,9 +216,6 @@ func busyGroupIsRead(t *testing.T, n, first, second *testenv.Node) {
 				t.Fatalf("a device showed %d messages: %v", len(got), got)
 			}
 		}
-	}
-	if read, delivered := n.Part("push", 1), n.Part("push", 2); metricOf(t, read, "imd_push_pulled_total")+metricOf(t, delivered, "imd_push_pulled_total") < 40 {
-		t.Error("the messages were not left to be read")
 	}
 }
 
@@ -229,8 +236,13 @@ func metricOf(t *testing.T, n *testenv.Node, name string) (v float64) {
 // refusedOnEveryNode sends into what has just been closed, left or blocked, over the
 // gateway that did not hear of it.
 func refusedOnEveryNode(t *testing.T, n, first, second *testenv.Node) {
-	fails := func(what string, ack *clientv1.SendAck) {
+	fails := func(what string, c *testenv.Client, m *clientv1.Send) {
 		t.Helper()
+		ack := c.Send(m)
+		for l := testenv.NewLimit(testenv.Patience); ack.Status == clientv1.Ack_ACK_RETRY && !l.Over(); ack = c.Send(m) { // a busy machine
+			time.Sleep(time.Duration(ack.GetError().GetRetryAfterMs()) * time.Millisecond)
+			m.Resend = true
+		}
 		if ack.Status != clientv1.Ack_ACK_FAIL {
 			t.Errorf("%s: %v", what, ack)
 		}
@@ -243,14 +255,14 @@ func refusedOnEveryNode(t *testing.T, n, first, second *testenv.Node) {
 	group := testenv.Group(t, first.URL(), n.Token("own"), "short", "mem", "rest")
 	member.MustSend(testenv.To(group, "allowed"))
 	change("RemoveMembers", "own", map[string]any{"conversationId": group, "userIds": []string{"mem"}})
-	fails("a removed member", member.Send(testenv.To(group, "removed")))
+	fails("a removed member", member, testenv.To(group, "removed"))
 	owner.MustSend(testenv.To(group, "still there"))
 	change("Close", "own", map[string]any{"conversationId": group})
-	fails("the owner of a closed group", owner.Send(testenv.To(group, "closed")))
+	fails("the owner of a closed group", owner, testenv.To(group, "closed"))
 	for _, pair := range [][2]string{{"b1", "b2"}, {"b4", "b3"}} {
 		blocked := at(t, n, second, pair[1])
 		testenv.MustPost(t, first.URL(), "imd.v1.UserService/Block", n.Token(pair[0]), map[string]any{"userId": pair[1]})
-		fails(pair[1]+", whom "+pair[0]+" has blocked", blocked.Send(testenv.ToUser(pair[0], "hello")))
+		fails(pair[1]+", whom "+pair[0]+" has blocked", blocked, testenv.ToUser(pair[0], "hello"))
 	}
 }
 
@@ -272,17 +284,16 @@ func staleRoute(t *testing.T, n *testenv.Node) {
 		return all
 	}
 	dan := at(t, n, n.Second(), "dan")
-	until(t, "the route is there", func() bool { return len(lookup()) == 1 })
-	stale := lookup()[0]
+	var found []store.Route
+	until(t, "the route is there", func() bool { found = lookup(); return len(found) == 1 })
+	stale := found[0]
 	stale.Session, stale.Login, stale.Device = "s_gone", "gone", "gone"
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	if _, err := table.Refresh(ctx, []store.Route{stale}); err != nil {
 		t.Fatal(err)
 	}
-	if len(lookup()) != 2 {
-		t.Fatalf("routes: %v", lookup())
-	}
+	until(t, "the stale route is beside it", func() bool { return len(lookup()) == 2 })
 	at(t, n, n, "ann").MustSend(testenv.ToUser("dan", "to both"))
 	dan.Entry("a message beside the stale route", isText("to both"))
 	until(t, "the stale route is gone, and the other one is not", func() bool { r := lookup(); return len(r) == 1 && r[0].Session != stale.Session })
@@ -299,7 +310,11 @@ func TestOneOfTwoIsKilled(t *testing.T) {
 	n := startWide(t)
 	for _, role := range []string{"state", "push", "gateway"} {
 		t.Run(role, func(t *testing.T) {
-			victim := n.Part(role, 2)
+			pace, victim := newPace(t), n.Part(role, 2)
+			stored := func() float64 {
+				return n.Part("state", 1).Metric("imd_lane_batch_rows_sum") + n.Part("state", 2).Metric("imd_lane_batch_rows_sum")
+			}
+			before := stored()
 			dir := filepath.Join(t.TempDir(), "history")
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
@@ -313,7 +328,8 @@ func TestOneOfTwoIsKilled(t *testing.T) {
 				}
 				ended <- err
 			}()
-			time.Sleep(4 * time.Second) // into the load
+			until(t, "the load has begun, or ended", func() bool { return stored() > before+200 || len(ended) > 0 })
+			time.Sleep(time.Second) // into the load
 			victim.Kill()
 			if role != "gateway" {
 				victim.Start()
@@ -324,18 +340,20 @@ func TestOneOfTwoIsKilled(t *testing.T) {
 			if role == "gateway" {
 				victim.Start()
 			}
-			judgeLoad(t, dir)
+			judgeLoad(t, dir, pace)
 		})
 	}
 }
 
-func judgeLoad(t *testing.T, dir string) {
+// judgeLoad judges what a load has recorded, which was no older than the pace.
+func judgeLoad(t *testing.T, dir string, pace pace) {
 	t.Helper()
+	slow := pace.slowness()
 	h, err := verify.Load(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := verify.Judge(h, verify.Options{})
+	v := pace.judge(h)
 	if !slices.ContainsFunc(v.Invariants, func(i verify.Invariant) bool { return i.ID == "I6" }) {
 		t.Error("the order of each sender was not judged")
 	}
@@ -346,7 +364,7 @@ func judgeLoad(t *testing.T, dir string) {
 	}
 	a := v.Availability
 	t.Logf("%d acknowledged, %d given up; stalls: p50 %.0f ms, p99 %.0f ms, longest %.0f ms", v.Counts.Acked, a.GivenUp, a.P50, a.P99, a.Longest)
-	if v.Counts.Acked < 300 || a.GivenUp > 0 || a.P99 > 2000 {
-		t.Errorf("%+v %+v", v.Counts, a)
+	if float64(v.Counts.Acked)*slow < 300 || a.GivenUp > 0 || a.P99 > 2000*slow {
+		t.Errorf("on a machine %.1f times slower than usual: %+v %+v", slow, v.Counts, a)
 	}
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/imdhq/imd/pkg/store/postgres"
 	"github.com/imdhq/imd/pkg/store/sqlite"
 	"github.com/imdhq/imd/pkg/testenv"
+	"github.com/imdhq/imd/pkg/verify"
 	imd "github.com/imdhq/imd/sdk/go"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -164,24 +165,13 @@ func (w *world) openMessages(ctx context.Context, _ *url.URL, log *zap.Logger) (
 // startEtcd starts a server that lasts as long as the test, and gives its URL.
 func startEtcd(t *testing.T) string {
 	t.Helper()
-	addr := freeAddress(t)
+	addr := testenv.FreeAddress(t, "127.0.0.1")
 	srv, err := embedded.Start(context.Background(), t.TempDir(), zap.NewNop(), embedded.Listen(addr))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = srv.Close() })
 	return "http://" + addr
-}
-
-// freeAddress is a loopback address that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 func until(t testing.TB, what string, ok func() bool) {
@@ -191,6 +181,28 @@ func until(t testing.TB, what string, ok func() bool) {
 			t.Fatal("never: " + what)
 		}
 	}
+}
+
+// pace tells how many times slower than usual the machine has been since it was made.
+type pace struct {
+	clock *testenv.Clock
+	began time.Time
+}
+
+func newPace(t testing.TB) pace { return pace{testenv.NewClock(t), time.Now()} }
+
+func (p pace) slowness() float64 {
+	return max(float64(time.Since(p.began))/float64(max(p.clock.Now(), 1)), 1)
+}
+
+// judge judges a history. How soon sends are acknowledged counts only where the machine
+// was not so much slower than usual that nothing promises it.
+func (p pace) judge(h *verify.History) *verify.Report {
+	o := verify.Options{}
+	if p.slowness() >= 3 {
+		o.Share = 0.001
+	}
+	return verify.Judge(h, o)
 }
 
 // launch starts a node with the roles.

@@ -69,7 +69,7 @@ class Device {
   }
   write(...frames) { this.ws.send(this.codec.encode(frames)); }
   async take(what, match) {
-    const deadline = Date.now() + 5000;
+    const deadline = Date.now() + 30_000; // for what never comes; a busy machine takes seconds
     for (;;) {
       const at = this.inbox.findIndex(match);
       if (at >= 0) return this.inbox.splice(at, 1)[0];

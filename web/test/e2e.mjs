@@ -4,20 +4,32 @@
 // folder for screenshots of every state; none are made without it. CHROMIUM:
 // the browser, /usr/bin/chromium unless given. Exits with 0 if all is well.
 import assert from "node:assert/strict";
-import { mkdirSync } from "node:fs";
+import { mkdirSync, readFileSync } from "node:fs";
+import { cpus } from "node:os";
 import { chromium } from "playwright-core";
 
 const base = new URL(process.env.BASE ?? "http://127.0.0.1:8420/").href;
 const shotsDir = process.env.SHOTS ?? "";
 const tag = Math.random().toString(36).slice(2, 7);
-const waitMs = 15_000;
+const waitMs = 60_000; // for what never comes; what has to come soon is measured by the clock below
 if (shotsDir) mkdirSync(shotsDir, { recursive: true });
 
 const browser = await chromium.launch({
+  timeout: waitMs,
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"],
 });
 const problems = [];
+// The time, in milliseconds, of a machine that has nothing else to do: it goes by more
+// slowly while more wants to run than there are processors, and stands while this
+// process does.
+const clock = { told: 0, last: performance.now() };
+setInterval(() => {
+  const now = performance.now();
+  const crowd = Number(readFileSync("/proc/loadavg", "utf8").split(" ")[3].split("/")[0]) / cpus().length;
+  clock.told += Math.min((now - clock.last) / Math.min(Math.max(crowd, 1), 10), 40);
+  clock.last = now;
+}, 10).unref();
 // Failures of requests that a step brings about on purpose.
 let expected = undefined;
 
@@ -112,10 +124,10 @@ async function presence(alice, bob) {
   await below.getByText("online", { exact: true }).waitFor();
   await alice.getByRole("button", { name: "About this conversation" }).click();
   await shoot(alice, "06-online");
-  const left = Date.now();
+  const left = clock.told;
   await bob.goto("about:blank");
   await below.getByText("last seen just now").waitFor();
-  assert.ok(Date.now() - left < 3_000, `offline after ${Date.now() - left} ms`);
+  assert.ok(clock.told - left < 3_000, `offline after ${clock.told - left} ms`);
   await row.locator(".avatar-dot").waitFor({ state: "detached" });
   await shoot(alice, "06-last-seen");
   await alice.getByRole("button", { name: "Close", exact: true }).click();
@@ -193,8 +205,16 @@ async function group(alice, bob) {
   await shoot(bob, "11-group-chat");
 
   await bob.getByRole("button", { name: "About this conversation" }).click();
+  await bob.locator(".member", { hasText: "alice" }).waitFor();
   await bob.getByRole("button", { name: "Leave the group" }).click();
+  // The page may hear that he has left before it hears that his wish was done.
+  await bob.route("**/ConversationService/Leave", async (route) => {
+    const response = await route.fetch();
+    await bob.getByText("You are not in this group any more").waitFor();
+    await route.fulfill({ response });
+  });
   await bob.getByRole("button", { name: "Really leave?" }).click();
+  await bob.locator(".member").first().waitFor({ state: "detached" });
   await alice.locator(".change", { hasText: "bob left" }).waitFor();
   await bob.getByText("You are not in this group any more").waitFor();
   await shoot(bob, "12-left");
@@ -260,8 +280,11 @@ async function older(alice, bob) {
   const box = alice.locator(".scroll");
   const first = `hello bob ${tag}`;
   let steps = 0;
+  const began = clock.told;
   while ((await message(alice, first).count()) === 0) {
-    assert.ok(++steps < 60, "the first message does not come");
+    assert.ok(clock.told - began < 60_000, "the older pages do not come");
+    if ((await box.evaluate((e) => e.scrollTop)) > 0) steps++; // else a page is awaited
+    assert.ok(steps < 60, "the first message does not come");
     const before = await anchor(box, 450);
     await box.evaluate((e) => e.scrollTo(0, Math.max(0, e.scrollTop - 350)));
     await alice.waitForTimeout(120);

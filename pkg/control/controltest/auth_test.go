@@ -52,20 +52,24 @@ func TestPassword(t *testing.T) {
 		o.Close = func() error { return nil }
 		return etcd.New(dial(password), o).Load(t.Context())
 	}
-	if err := load("right"); err != nil {
+	var away *control.AwayError
+	answer := func(password string) (err error) { // of an etcd that may be busy, as a server gets it
+		wait(t, "etcd answers", func() bool { err = load(password); return !errors.As(err, &away) })
+		return err
+	}
+	if err := answer("right"); err != nil {
 		t.Errorf("with the right password: %v", err)
 	}
 	var refused *control.RefusedError
-	if err := load("wrong"); !errors.As(err, &refused) || refused.At != "http://"+addr {
+	if err := answer("wrong"); !errors.As(err, &refused) || refused.At != "http://"+addr {
 		t.Errorf("with a wrong password: %v", err)
 	}
-	if err := load(""); !errors.As(err, &refused) {
+	if err := answer(""); !errors.As(err, &refused) {
 		t.Errorf("without a password: %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	var away *control.AwayError
 	took := machine.Took(func() { err = load("wrong") })
 	if !errors.As(err, &away) || took > 4*time.Second {
 		t.Errorf("without etcd: %v after %v", err, took)

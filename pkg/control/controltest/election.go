@@ -14,6 +14,7 @@ import (
 	"github.com/imdhq/imd/pkg/control"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
 // fences is the fences of a message store.
@@ -150,8 +151,8 @@ func electOne(t *testing.T, f Fixture) {
 	if a.TermEnded("job") == nil || b.TermEnded("job") != nil {
 		t.Error("who leads is not who it says")
 	}
-	// A term outlasts its lease many times over.
-	eventually(t, "six renewals", func() bool { return time.Since(a.began) > 3*time.Second })
+	// A term outlasts its lease.
+	eventually(t, "many renewals", func() bool { return time.Since(a.began) > 6*time.Second })
 	if len(ledB) != 0 || !first.Valid() {
 		t.Error("the term did not last")
 	}
@@ -261,12 +262,13 @@ func electTransfer(t *testing.T, f Fixture) {
 	campaign(t, b, "job", store, ledB)
 	campaign(t, c, "job", store, ledC)
 	leads(t, "job", "a", 1, a, b, c)
-	began := time.Now()
-	if _, err := b.Transfer(t.Context(), "job", "c"); err != nil {
-		t.Fatal(err)
-	}
-	next(t, ledC)
-	if took := time.Since(began); took > time.Second {
+	took := machine.Took(func() {
+		if _, err := b.Transfer(t.Context(), "job", "c"); err != nil {
+			t.Fatal(err)
+		}
+		next(t, ledC)
+	})
+	if took > time.Second {
 		t.Errorf("a transfer took %v", took)
 	}
 	leads(t, "job", "c", 2, a, b, c)
@@ -302,8 +304,8 @@ func electNobody(t *testing.T, f Fixture) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	next(t, led)
-	if took := time.Since(began); took < 2*time.Second || took > 8*time.Second {
+	took := machine.Took(func() { next(t, led) })
+	if time.Since(began) < 2*time.Second || took > 8*time.Second {
 		t.Errorf("the election was open again after %v, want about 3s", took)
 	}
 	eventually(t, "the leader that was gone is back", func() bool {

@@ -104,15 +104,19 @@ func address() string {
 	return fmt.Sprintf("127.9.%d.%d:2379", os.Getpid()&255, addresses.Add(1))
 }
 
+// lease is that of leaders and nodes. It outlasts a machine that stands still for two
+// seconds.
+const lease = 5 * time.Second
+
 // fast makes everything happen within seconds.
 func fast(p controltest.Process) etcd.Options {
 	if p.LeaderTTL == 0 {
-		p.LeaderTTL = 2 * time.Second
+		p.LeaderTTL = lease
 	}
 	return etcd.Options{
 		Cluster: p.Cluster, Node: p.Node, Publish: p.Handle.SetView, PublishLeaders: p.Handle.SetLeaders, Log: zap.NewNop(),
 		LeaderTTL: p.LeaderTTL, LeaderRenew: 500 * time.Millisecond,
-		TTL: 2 * time.Second, Renew: 300 * time.Millisecond, Check: 500 * time.Millisecond,
+		TTL: lease, Renew: 300 * time.Millisecond, Check: 500 * time.Millisecond,
 		WorkerTTL: 30 * time.Second, WorkerRenew: 500 * time.Millisecond, Progress: 200 * time.Millisecond, Stale: 3 * time.Second,
 		Reconcile: 300 * time.Millisecond,
 	}

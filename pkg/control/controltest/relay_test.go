@@ -148,7 +148,8 @@ func TestRelayCarriesEverything(t *testing.T) {
 	}
 	far.watches(t, 0)
 	far.reach(t, direct.change(t, "count.n", "10"))
-	if s := far.Driver.Stats(); s.Drift != 0 || far.handle.View().Stale {
+	wait(t, "the far process hears of etcd", func() bool { return !far.handle.View().Stale })
+	if s := far.Driver.Stats(); s.Drift != 0 {
 		t.Errorf("the far process at the end: %+v", s)
 	}
 }

@@ -51,7 +51,7 @@ func TestDataSurvivesRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		ready := time.Since(start)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // a server that hangs, not a slow one
 		got, err := s.Client().Get(ctx, "round")
 		if err != nil {
 			t.Fatal(err)

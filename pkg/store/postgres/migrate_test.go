@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/testenv"
 )
@@ -95,12 +97,7 @@ func TestMigrateKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	watch := connectTo(t, dsn)
-	eventually(t, func() bool {
-		var n int
-		err := watch.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.datname = current_database()
-		  JOIN pg_stat_activity a ON a.pid = l.pid AND a.datid = d.oid WHERE NOT l.granted`).Scan(&n)
-		return err == nil && n > 0
-	})
+	eventually(t, func() bool { return waits(t, watch) > 0 })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -206,4 +203,15 @@ func TestFunctionsAreThoseOfTheFiles(t *testing.T) {
 			t.Errorf("a database has another %s than %s: %v", name, file, err)
 		}
 	}
+}
+
+// waits is how many locks are waited for in the database of a session.
+func waits(t testing.TB, c *pgx.Conn) (n int) {
+	t.Helper()
+	err := c.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.datname = current_database()
+	  JOIN pg_stat_activity a ON a.pid = l.pid AND a.datid = d.oid WHERE NOT l.granted`).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

@@ -283,9 +283,17 @@ func TestALateCallStoresNothing(t *testing.T) {
 	late.proof = proofOf(late.ids, r.grants)
 
 	letGo := stranger(t, dsn, `SELECT 1 FROM conversation WHERE id = $1 FOR UPDATE`, string(g))
-	ctx, cancel := context.WithTimeout(background, 50*time.Millisecond)
-	defer cancel()
-	if _, err := a.Append(ctx, []store.AppendRow{lost}); !errors.Is(err, store.ErrUnknownOutcome) {
+	ctx, cutOff := context.WithCancel(background)
+	defer cutOff()
+	cut := make(chan error, 1)
+	go func() {
+		_, err := a.Append(ctx, []store.AppendRow{lost})
+		cut <- err
+	}()
+	watch := connectTo(t, strings.Split(dsn, "&")[0])
+	eventually(t, func() bool { return waits(t, watch) > 0 })
+	cutOff()
+	if err := <-cut; !errors.Is(err, store.ErrUnknownOutcome) {
 		t.Fatalf("cut off: %v", err)
 	}
 	letGo()

@@ -49,6 +49,11 @@ func Install(ctx context.Context, path, from string) (_ *Installed, err error) {
 		return nil, explain(from, err)
 	}
 	in.Unread = unread
+	if _, there := exists(path); there && unread == nil {
+		if err := fold(ctx, path); err != nil {
+			return nil, explain(path, err)
+		}
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // from here on it takes milliseconds
 	}
@@ -100,6 +105,28 @@ func (h *heights) read(ctx context.Context, path string) (err error) {
 		h.fences = append(h.fences, f)
 		return err
 	})
+}
+
+// fold copies what the write-ahead log of the database at path holds into it, so that
+// it is whole without the log.
+func fold(ctx context.Context, path string) (err error) {
+	db, err := connect(path, 1, "rw", "busy_timeout(5000)", "synchronous(FULL)")
+	if err != nil {
+		return err
+	}
+	c := &conn{db: db}
+	defer func() { err = errors.Join(err, c.drop(), db.Close()) }()
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	var busy, pages, copied int64
+	if err := c.row(`PRAGMA wal_checkpoint(TRUNCATE)`, nil, &busy, &pages, &copied); err != nil {
+		return err
+	}
+	if busy != 0 {
+		return fmt.Errorf("somebody reads from the database: %w", store.ErrLocked)
+	}
+	return nil
 }
 
 const (
@@ -190,7 +217,8 @@ func (c *conn) raise(in *Installed, h heights) (err error) {
 
 // aside keeps the database at path under another name, beside it. path itself
 // stays until something is put over it, but for its write-ahead log: it belongs
-// to the former database and must never meet another one.
+// to the former database and must never meet another one. What it holds was folded
+// in before, or path would not be whole after a crash here.
 func aside(path string, now time.Time) (string, error) {
 	if _, there := exists(path); !there {
 		return "", remove(path+"-wal", path+"-shm")

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -30,6 +31,45 @@ func TestNewEpoch(t *testing.T) {
 	defer s.Close()
 	if s.DataEpoch() != now {
 		t.Errorf("data_epoch %s, want %s", s.DataEpoch(), now)
+	}
+}
+
+// A database whose process was killed has its newest commits in its log. At no moment of
+// an Install does it lose them: when the log goes it is empty.
+func TestAFormerDatabaseNeedsNoLog(t *testing.T) {
+	dir := t.TempDir()
+	path, from, alive := filepath.Join(dir, "imd.db"), filepath.Join(dir, "imd.db.part"), filepath.Join(t.TempDir(), "imd.db")
+	s := openAt(t, alive)
+	defer s.Close()
+	for _, suffix := range []string{"", "-wal"} { // what a kill would leave
+		text, err := os.ReadFile(alive + suffix)
+		if err != nil || len(text) == 0 && suffix != "" {
+			t.Fatalf("%d bytes, %v", len(text), err)
+		}
+		if err := os.WriteFile(path+suffix, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := openAt(t, from).Close(); err != nil {
+		t.Fatal(err)
+	}
+	in, err := Install(t.Context(), path, from)
+	if err != nil || in.Unread != nil {
+		t.Fatal(err, in)
+	}
+	if log, err := os.Stat(in.Former + "-wal"); err == nil && log.Size() > 0 {
+		t.Errorf("the former database was without %d bytes of its log for a moment", log.Size())
+	}
+	db, err := connect(in.Former, 1, "ro")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	c := &conn{db: db}
+	defer c.drop()
+	var epoch string
+	if err := errors.Join(c.open(t.Context()), c.row(`SELECT data_epoch FROM store WHERE id = 1`, nil, &epoch)); err != nil || epoch != s.DataEpoch() {
+		t.Errorf("the former database has the data_epoch %s, it was %s; %v", epoch, s.DataEpoch(), err)
 	}
 }
 

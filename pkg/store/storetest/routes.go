@@ -449,6 +449,7 @@ func routeProperty(k *routeKit) {
 					SameClass: rapid.Bool().Draw(t, "same class"),
 				}
 				c, err := k.s.Claim(k.ctx(), r, p)
+				unanswered(t, err)
 				if err == nil {
 					if c.Epoch <= last {
 						t.Fatalf("epoch %d after %d", c.Epoch, last)
@@ -462,18 +463,39 @@ func routeProperty(k *routeKit) {
 					return
 				}
 				i := rapid.IntRange(0, len(have)-1).Draw(t, "which")
-				if ok, err := k.s.Release(k.ctx(), u, have[i].Session, have[i].Epoch); !ok || err != nil {
+				ok, err := k.s.Release(k.ctx(), u, have[i].Session, have[i].Epoch)
+				unanswered(t, err)
+				if !ok || err != nil {
 					t.Fatalf("release: %v, %v", ok, err)
 				}
 				have = slices.Delete(have, i, i+1)
 			},
 			"": func(t *rapid.T) {
-				if got, want := k.sessions(u), names(have); !slices.Equal(got, want) {
+				if got, want := k.live(t, u), names(have); !slices.Equal(got, want) {
 					t.Fatalf("live: %v, want %v", got, want)
 				}
 			},
 		})
 	})
+}
+
+// unanswered ends a random course whose last call had no answer in time, as happens
+// on a machine that stands still: what has come of the call is not known. If that
+// happens all the time, too few courses are left and the test fails.
+func unanswered(t *rapid.T, err error) {
+	if im.ReasonOf(err) == clientv1.Reason_REASON_UNAVAILABLE {
+		t.Skip(err)
+	}
+}
+
+// live is the sessions of a user in a random course.
+func (k *routeKit) live(t *rapid.T, u im.UserID) []im.SessionID {
+	l, err := k.s.Lookup(k.ctx(), []im.UserID{u})
+	unanswered(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names(l)
 }
 
 // checkClaim says what must be left of have after a claim of r, and compares

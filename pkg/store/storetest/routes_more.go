@@ -272,6 +272,7 @@ func rankedProperty(k *routeKit) {
 				}
 			}
 			c, err := k.s.Claim(k.ctx(), r, p)
+			unanswered(t, err)
 			if r.Epoch != 0 && err == nil && c.Epoch != r.Epoch {
 				t.Fatalf("a claim under %d got %d", r.Epoch, c.Epoch)
 			}
@@ -290,7 +291,7 @@ func rankedProperty(k *routeKit) {
 				have = append(slices.Clone(keep), r)
 				top = max(top, r.Epoch)
 			}
-			if got, want := k.sessions(u), names(have); !slices.Equal(got, want) {
+			if got, want := k.live(t, u), names(have); !slices.Equal(got, want) {
 				t.Fatalf("live: %v, want %v", got, want)
 			}
 		}

@@ -112,7 +112,8 @@ func Open(o Options) (*Exporter, error) {
 	if name, value, ok := strings.Cut(o.Header, ":"); ok {
 		headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}
-	e.watch = &watch{log: o.Log, next: otlptrace.NewUnstarted(otlptracehttp.NewClient(
+	life, end := context.WithCancel(context.Background())
+	e.watch = &watch{life: life, end: end, log: o.Log, next: otlptrace.NewUnstarted(otlptracehttp.NewClient(
 		otlptracehttp.WithEndpointURL(u.String()), otlptracehttp.WithHeaders(headers), otlptracehttp.WithCompression(otlptracehttp.GzipCompression),
 		otlptracehttp.WithHTTPClient(&http.Client{Transport: e.transport, Timeout: sendLimit}), otlptracehttp.WithTimeout(sendLimit),
 		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 5 * time.Second, MaxElapsedTime: sendLimit}),
@@ -166,6 +167,7 @@ func (e *Exporter) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	err := e.provider.Shutdown(ctx)
+	e.watch.end() // what is still being sent would go on for long
 	e.transport.CloseIdleConnections()
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil // the collector did not take them; the log has said so, or will not any more
@@ -191,6 +193,8 @@ func (g given) NewSpanID(ctx context.Context, _ otel.TraceID) otel.SpanID {
 
 // watch counts what leaves, and says once when nothing does.
 type watch struct {
+	life     context.Context // of all requests
+	end      context.CancelFunc
 	next     *otlptrace.Exporter
 	log      *zap.Logger
 	exported atomic.Int64
@@ -203,14 +207,20 @@ type watch struct {
 // ExportSpans sends spans. It keeps errors to itself: nobody could do anything
 // about them.
 func (w *watch) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
-	err := w.next.ExportSpans(ctx, spans)
+	err := w.life.Err()
+	if err == nil {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(w.life, cancel)()
+		err = w.next.ExportSpans(ctx, spans)
+	}
 	w.mu.Lock()
 	turned := (err != nil) != w.sick
 	w.sick = err != nil
 	w.mu.Unlock()
 	if err != nil {
 		w.failed.Add(int64(len(spans)))
-		if turned {
+		if turned && w.life.Err() == nil {
 			w.log.Warn("spans do not reach the collector; they are dropped", zap.Error(err))
 		}
 		return nil

@@ -81,6 +81,7 @@ func TestNobodyWaitsForACollector(t *testing.T) {
 	}
 	defer ln.Close()
 	for name, at := range map[string]string{"silent": "http://" + ln.Addr().String(), "away": "http://127.0.0.1:1"} {
+		before := goleak.IgnoreCurrent()
 		e := open(t, Options{Endpoint: at})
 		x, worst := aSpan(), time.Duration(0)
 		const n = 3 * maxQueue
@@ -106,6 +107,7 @@ func TestNobodyWaitsForACollector(t *testing.T) {
 		if s := e.Stats(); s.Made != n || s.Exported != 0 {
 			t.Errorf("%s: %+v", name, s)
 		}
+		goleak.VerifyNone(t, before) // nothing goes on sending
 	}
 }
 

@@ -245,13 +245,18 @@ function MemberRow({ session, conversation, member }: Props & { member: Member }
   );
 }
 
-/** The members of a group, read again whenever its log says they changed. */
+/** The members of a group, read again whenever its log says they changed, for as long as one is a member. */
 function useMembers(session: Session, conversation: Conversation): Member[] {
   const [members, setMembers] = useState<Member[]>([]);
+  const member = conversation.role !== Role.UNSPECIFIED;
   const changed = conversation.timeline.entries.findLast((e) => e.memberChange)?.seq ?? 0;
   useEffect(() => {
+    if (!member) return undefined;
     let here = true;
-    session.api.listMembers(conversation.id).then((list) => here && setMembers(list), toastError);
+    session.api.listMembers(conversation.id).then(
+      (list) => here && setMembers(list),
+      (error) => here && toastError(error),
+    );
     return () => {
       here = false;
     };
