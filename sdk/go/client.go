@@ -48,7 +48,8 @@ type Client struct {
 	features  []string
 	syncToken string
 	token     string
-	tokenGood time.Time     // until when the cached token is used
+	tokenGood time.Time // until when the cached token is used
+	gaveUp    unanswered
 	ahead     time.Duration // of the server's clock
 	cur       *session
 	avail     chan struct{} // closed and replaced when cur or err changes

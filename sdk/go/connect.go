@@ -89,15 +89,17 @@ func (c *Client) join() (*session, error) {
 	case <-s.ready:
 		return s, nil
 	case <-s.ended:
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.judgeToken(s.cause)
-		return nil, s.cause
 	case <-ctx.Done():
 		s.fail(lost("no welcome in time"))
 		<-s.ended
-		return nil, lost("no welcome in time")
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !s.welcomed && ReasonOf(s.cause) == "" {
+		c.gaveUp.add(time.Now())
+	}
+	c.judge(s.cause)
+	return nil, s.cause
 }
 
 func (c *Client) dial(ctx context.Context) (transport, error) {
@@ -142,7 +144,7 @@ func (c *Client) keep(s *session) error {
 		select {
 		case <-s.ended:
 			c.mu.Lock()
-			c.judgeToken(s.cause)
+			c.judge(s.cause)
 			c.mu.Unlock()
 			return s.cause
 		case <-c.ctx.Done():
@@ -171,7 +173,10 @@ func (c *Client) move(old *session, d *clientv1.Drain) *session {
 		case <-old.ended:
 			timer.Stop()
 			if attempt > 0 && ReasonOf(old.cause) == protocol.ReasonSuperseded {
+				c.mu.Lock()
+				c.gaveUp.excuse(time.Now()) // it was that attempt, whether or not it was answered
 				old.cause = lost("moved, and lost the new connection")
+				c.mu.Unlock()
 			}
 			return nil
 		case <-c.ctx.Done():
@@ -191,15 +196,24 @@ func (c *Client) move(old *session, d *clientv1.Drain) *session {
 	}
 }
 
-// judgeToken forgets a token that the server called expired. The lock is held.
-func (c *Client) judgeToken(err error) {
+// judge decides what depends on more than the reason of an end: a token that the
+// server called expired is forgotten, and superseded is a lost connection if the
+// newer session may be an attempt of this client. The lock is held.
+func (c *Client) judge(err error) {
 	var e *Error
-	if !errors.As(err, &e) || e.Reason != protocol.ReasonTokenExpired {
+	if !errors.As(err, &e) {
 		return
 	}
-	c.token = ""
-	if c.opts.TokenFunc == nil {
-		e.Retryable = false // there is no other one
+	switch e.Reason {
+	case protocol.ReasonTokenExpired:
+		c.token = ""
+		if c.opts.TokenFunc == nil {
+			e.Retryable = false // there is no other one
+		}
+	case protocol.ReasonSuperseded:
+		if c.gaveUp.excuse(time.Now()) {
+			e.Retryable = true
+		}
 	}
 }
 

@@ -113,6 +113,9 @@ const (
 	// ClientTimeout is when a client gives a connection up: without welcome,
 	// or with a request unanswered.
 	ClientTimeout = 10 * time.Second
+	// LateHello is for how long after a client has given up an attempt whose hello
+	// got no answer it allows for that the server takes that hello.
+	LateHello = 2 * time.Minute
 	// HoldTimeout is how long a refused send holds its run back.
 	HoldTimeout = 30 * time.Second
 	// GapTimeout is how long a client leaves a gap open before it asks.
