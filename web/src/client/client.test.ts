@@ -530,6 +530,122 @@ describe("moving", () => {
   });
 });
 
+describe("a hello that is taken after it was given up", () => {
+  const superseded = bye(4507, "superseded");
+
+  /** The connection breaks, and the next one opens, writes hello and gets no answer. */
+  async function unanswered(): Promise<FakeSocket> {
+    await FakeSocket.last.drop();
+    await again();
+    await FakeSocket.last.open();
+    return FakeSocket.last;
+  }
+
+  /** The wait is over. */
+  async function again(): Promise<void> {
+    const before = FakeSocket.all.length;
+    client.wake();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(FakeSocket.all).toHaveLength(before + 1);
+  }
+
+  /** The next attempt succeeds. */
+  async function back(): Promise<void> {
+    await again();
+    await FakeSocket.last.welcome();
+    await FakeSocket.last.synced();
+    expect(client.state.phase).toBe("online");
+  }
+
+  it("does not end the client, once for each", async () => {
+    await online();
+    await unanswered();
+    await vi.advanceTimersByTimeAsync(10_000);
+    await back();
+    await (await unanswered()).drop();
+    await back();
+    for (let n = 0; n < 2; n++) {
+      await FakeSocket.last.say(superseded);
+      expect(client.state).toMatchObject({ phase: "waiting", reason: "superseded" });
+      await back();
+    }
+    await FakeSocket.last.say(superseded);
+    expect(client.state).toMatchObject({ phase: "stopped", reason: "superseded" });
+  });
+
+  it("may be taken before the next welcome", async () => {
+    await online();
+    await (await unanswered()).drop();
+    await again();
+    await FakeSocket.last.open();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("waiting");
+    await back();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("stopped");
+  });
+
+  it("may be one that was stopped by the program", async () => {
+    await online();
+    await unanswered();
+    client.stop();
+    client.start();
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.welcome();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("waiting");
+  });
+
+  it.each([[120_000, "waiting"], [120_001, "stopped"]])("is allowed for after %i ms: %s", async (ms, phase) => {
+    await online();
+    await (await unanswered()).drop();
+    await back();
+    for (let left = ms; left > 0; left -= 20_000) {
+      await FakeSocket.last.say({ case: "ping", value: create(PingSchema, { intervalMs: 25_000 }) });
+      await vi.advanceTimersByTimeAsync(Math.min(left, 20_000));
+    }
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe(phase);
+  });
+
+  it("is none if it was refused, or not written", async () => {
+    await online();
+    await (await unanswered()).say(bye(4003, "busy"));
+    await again();
+    await FakeSocket.last.drop();
+    await back();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("stopped");
+  });
+
+  it("may end the connection from which it was to move", async () => {
+    await online();
+    const old = FakeSocket.last;
+    await old.say({ case: "drain", value: create(DrainSchema, { reconnectAfterMs: 0 }) });
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.open();
+    await FakeSocket.last.drop();
+    await old.say(superseded);
+    expect(client.state.phase).toBe("waiting");
+    await back();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("stopped");
+  });
+
+  it("excuses nothing more if it has ended the connection before it was given up", async () => {
+    await online();
+    const old = FakeSocket.last;
+    await old.say({ case: "drain", value: create(DrainSchema, { reconnectAfterMs: 0 }) });
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.open();
+    await old.say(superseded);
+    await FakeSocket.last.drop();
+    await back();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("stopped");
+  });
+});
+
 describe("sending", () => {
   it("shows a message as pending, then as stored", async () => {
     const c = await online();

@@ -127,6 +127,11 @@ export class Connection {
     return this.#welcome && this.#events !== undefined;
   }
 
+  /** Whether hello was written and welcome did not come. */
+  get unanswered(): boolean {
+    return this.#open && !this.#welcome;
+  }
+
   /** The id of the next request. */
   nextId(): number {
     return (this.#lastId = this.#lastId >= 0xffff_ffff ? 1 : this.#lastId + 1);

@@ -48,6 +48,13 @@ export interface LinkOptions extends Omit<ConnectionOptions, "token"> {
 
 /** After so long online, the next wait begins at the shortest again. */
 const steadyMs = 10_000;
+/**
+ * For so long after an attempt was given up, the server may still take its hello: it stood still, or its packets were
+ * late. It then ends the session of a later attempt.
+ */
+const lateHelloMs = 120_000;
+/** How many such attempts are remembered. */
+const maxGivenUp = 16;
 /** The part of a token's life after which it is renewed. */
 const refreshAt = 0.8;
 
@@ -61,6 +68,8 @@ export class Link {
   #joining: Connection | undefined;
   /** The server has ended #conn for the one that is joining, whose welcome is on its way. */
   #superseded = false;
+  /** When attempts were given up whose hello had neither welcome nor a reason for an answer, oldest first. */
+  #givenUp: number[] = [];
   /** Counts the attempts, so that a token that comes late is not used. */
   #life = 0;
   #attempt = 0;
@@ -94,6 +103,7 @@ export class Link {
   stop(): void {
     this.#life++;
     this.#timers.clear();
+    this.#giveUp(this.#joining);
     this.#joining?.close();
     this.#conn?.close();
     this.#joining = this.#conn = undefined;
@@ -177,6 +187,7 @@ export class Link {
       if (this.#joining && end.reconnect) return this.#set({ phase: "joining", reason: end.reason, message: end.message });
     } else if (conn === this.#joining) {
       this.#joining = undefined;
+      if (!end.reason) this.#giveUp(conn);
       if (this.#superseded) {
         this.#superseded = false;
         this.#events.offline();
@@ -185,8 +196,24 @@ export class Link {
     } else {
       return;
     }
-    if (!end.reconnect) return this.#stopped(end.reason, end.message);
+    if (!end.reconnect && !this.#excused(end)) return this.#stopped(end.reason, end.message);
     this.#wait(end.reason === "token_expired" ? "token_expired" : "reconnect", end.retryAfterMs, end.reason, end.message);
+  }
+
+  /** Remembers an attempt that got no answer, unless the server has ended the connection it was to replace: then its hello was taken. */
+  #giveUp(conn: Connection | undefined): void {
+    if (conn?.unanswered && !this.#superseded) this.#givenUp = [...this.#givenUp.slice(1 - maxGivenUp), Date.now()];
+  }
+
+  /**
+   * Whether a hello that was given up may be why the server ended a session. Each excuses one end, so that two programs
+   * with one login and device do not push each other out for ever.
+   */
+  #excused(end: End): boolean {
+    if (end.reason !== "superseded") return false;
+    const since = Date.now() - lateHelloMs;
+    this.#givenUp = this.#givenUp.filter((at) => at >= since);
+    return this.#givenUp.shift() !== undefined;
   }
 
   #wait(why: TokenReason, retryAfterMs: number, reason: string, message: string): void {
