@@ -34,6 +34,9 @@ type device struct {
 	waiting bool          // a pause before the next attempt
 	ended   bool          // it will not come back
 	lastID  uint32
+	// When attempts were given up whose hello had neither welcome nor a reason for an
+	// answer, oldest first: the server may take it later, and end another session.
+	gaveUp []time.Duration
 
 	out outbox
 	in  inbox
@@ -89,6 +92,8 @@ type session struct {
 	dialed  time.Duration
 	welcome bool
 	syncing bool
+	greeted bool // hello was written
+	spent   bool // its hello has ended the session from which the device moves
 	bye     *clientv1.Bye
 	quiet   time.Duration // silence that means the connection is dead; 0 = not known
 	asked   []request     // unanswered, oldest first
@@ -132,6 +137,7 @@ func (d *device) join() {
 // hello writes the first frames.
 func (s *session) hello() {
 	d := s.d
+	s.greeted = true
 	s.request(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Hello{Hello: &clientv1.Hello{
 		Version: protocol.Version, Token: d.token, DeviceId: d.id, Class: "bot", Client: "imd-bench"}}}, func(*clientv1.ServerFrame) {})
 	if d.syncs || d.welcomed > 0 {
@@ -359,11 +365,18 @@ func (d *device) moveAgain(from *session, pause time.Duration) {
 // lost takes note that a connection has ended, or could not be opened.
 func (d *device) lost(s *session, code int, err error) {
 	reason, pause, stop := verdict(s.bye, code, err)
-	if s == d.cur && d.next != nil && reason == protocol.ReasonSuperseded {
-		stop = false // by the connection it moves to, whose welcome is on its way
+	if reason == protocol.ReasonSuperseded {
+		if s == d.cur && d.next != nil {
+			stop, d.next.spent = false, true // by the connection it moves to, whose welcome is on its way
+		} else if d.excused() {
+			stop = false
+		}
 	}
 	if s == d.next {
 		d.next = nil
+		if s.greeted && !s.spent && s.bye == nil && protocol.ReasonOf(code) == "" {
+			d.gaveUp = append(d.gaveUp[max(0, len(d.gaveUp)+1-maxGaveUp):], d.h.l.now)
+		}
 		if d.cur != nil && !stop {
 			d.moveAgain(d.cur, pause)
 		}
@@ -387,6 +400,21 @@ func (d *device) lost(s *session, code int, err error) {
 	if !d.ended && d.cur == nil && d.next == nil && !d.waiting {
 		d.comeBack(reason, pause)
 	}
+}
+
+// maxGaveUp is how many unanswered hellos a device remembers.
+const maxGaveUp = 16
+
+// excused reports whether an attempt that was given up may be the newer session
+// that has superseded this one, and forgets that attempt.
+func (d *device) excused() bool {
+	for len(d.gaveUp) > 0 {
+		at := d.gaveUp[0]
+		if d.gaveUp = d.gaveUp[1:]; d.h.l.now-at <= protocol.LateHello {
+			return true
+		}
+	}
+	return false
 }
 
 // comeBack joins again after a pause: as told, else by the rules for a device

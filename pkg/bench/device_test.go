@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -237,4 +238,83 @@ func TestAHintIsReadOverTime(t *testing.T) {
 	if d.in.joined(1_000_000); d.in.wait() > protocol.MaxPullSpread {
 		t.Errorf("a member of a very large group waits for %v", d.in.wait())
 	}
+}
+
+// A server may take a hello after its device has given it up, and then ends the
+// device's next session with superseded. The device comes back: once for each such
+// hello, and for two minutes.
+func TestALateHello(t *testing.T) {
+	superseded := protocol.NewBye(protocol.ReasonSuperseded, "", 0)
+	for _, c := range []struct {
+		name    string
+		play    func(d *device)
+		excused int // how many superseded the device still survives then
+	}{
+		{"nothing was given up", func(*device) {}, 0},
+		{"one was", func(d *device) { d.tryInVain(true, nil) }, 1},
+		{"two were", func(d *device) { d.tryInVain(true, nil); d.tryInVain(true, nil) }, 2},
+		{"many were", func(d *device) {
+			for range maxGaveUp + 3 {
+				d.tryInVain(true, nil)
+			}
+		}, maxGaveUp},
+		{"the hello was taken before the next welcome", func(d *device) {
+			d.tryInVain(true, nil)
+			d.tryInVain(true, superseded)
+		}, 0},
+		{"not quite too long ago", func(d *device) { d.tryInVain(true, nil); d.h.l.now += protocol.LateHello }, 1},
+		{"too long ago", func(d *device) { d.tryInVain(true, nil); d.h.l.now += protocol.LateHello + 1 }, 0},
+		{"the hello was refused", func(d *device) { d.tryInVain(true, protocol.NewBye(protocol.ReasonBusy, "", 0)) }, 0},
+		{"no hello was written", func(d *device) { d.tryInVain(false, nil) }, 0},
+		{"it was to move", func(d *device) {
+			d.cur = d.begin()
+			d.tryInVain(true, nil)
+			d.cur.bye = superseded
+			d.lost(d.cur, 0, nil)
+		}, 0},
+		{"the session from which it moves ended first", func(d *device) {
+			d.cur, d.next = d.begin(), d.begin()
+			next := d.next
+			next.hello()
+			d.cur.bye = superseded
+			d.lost(d.cur, 0, nil)
+			d.lost(next, 0, nil)
+		}, 0},
+	} {
+		l := &loop{}
+		d := (&host{l: l, rng: rand.New(rand.NewPCG(1, 1))}).newDevice(0, "u", "d", "", netip.Addr{})
+		d.comesBack = true
+		c.play(d)
+		for n := range c.excused + 1 {
+			if d.ended {
+				t.Fatalf("%s: before superseded %d it has ended", c.name, n)
+			}
+			d.cur = d.begin()
+			d.cur.bye = superseded
+			d.lost(d.cur, 0, nil)
+			if !d.ended && !d.waiting {
+				t.Errorf("%s: it does not come back", c.name)
+			}
+		}
+		if !d.ended {
+			t.Errorf("%s: it has survived one superseded too many", c.name)
+		}
+	}
+}
+
+// begin is a connection of the device that leads nowhere.
+func (d *device) begin() *session {
+	d.waiting = false
+	return &session{d: d, c: &conn{}}
+}
+
+// tryInVain makes an attempt that fails, with the server's reason or without.
+func (d *device) tryInVain(hello bool, bye *clientv1.Bye) {
+	s := d.begin()
+	d.next = s
+	if hello {
+		s.hello()
+	}
+	s.bye = bye
+	d.lost(s, 0, nil)
 }
