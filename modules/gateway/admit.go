@@ -59,7 +59,8 @@ func lost(err error) bool { return im.ReasonOf(err) == clientv1.Reason_REASON_LO
 // them again, each time all of them in one call. The order matters: whoever is
 // admitted after the claim can be found by a revocation, and whoever can be found
 // here before the claim misses no delivery that looks the route up. Who has ended
-// meanwhile claims nothing, which would displace another.
+// meanwhile, or hung up, or been overtaken by a later hello of its device, claims
+// nothing, which would displace another.
 func (g *Gateway) joinMany(batch []*entrant) {
 	if len(batch) == joinsAtOnce {
 		g.haste.wave(time.Now())
@@ -68,7 +69,12 @@ func (g *Gateway) joinMany(batch []*entrant) {
 	in := staying(batch)
 	for _, j := range in {
 		j.s.subscribe()
+		j.s.overtake()
+		if hungUp(j.s.wire.Conn) {
+			j.no = gone()
+		}
 	}
+	in = staying(in)
 	g.claimAll(in)
 	g.admitAll(slices.DeleteFunc(in, func(j *entrant) bool { return lost(j.err) }))
 	for _, j := range batch {

@@ -120,8 +120,12 @@ func (s *session) sendAwayLate(now time.Time) {
 // displace ends a session whose place is taken, and reports whether it was there.
 // One whose client has moved is left to the client, which ends it when it has the
 // welcome of the new one, as it can be written on until then; a client that does
-// not is told a little later.
+// not is told a little later. One that overtook an older hello of its device may be
+// displaced by that: its client is told to come back, as superseded would keep it away.
 func (s *session) displace(reason string) bool {
+	if reason == "superseded" && time.Now().UnixNano() < s.overtook.Load() {
+		reason = "busy"
+	}
 	s.mu.Lock()
 	moves := reason == "superseded" && s.leaving && s.phase == online
 	s.mu.Unlock()

@@ -135,8 +135,9 @@ type Gateway struct {
 	typing    *typing
 	joins     *gather[*entrant]
 	haste     *haste
-	apart     turns // of logins that need more than their group gives them
-	releases  turns // of routes that are given back
+	hellos    atomic.Uint32 // how many came; it may begin anew
+	apart     turns         // of logins that need more than their group gives them
+	releases  turns         // of routes that are given back
 	kicks     *kicks
 	requests  *gather[job] // other than syncs
 	syncs     *gather[*request]

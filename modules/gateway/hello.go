@@ -43,6 +43,7 @@ func (s *session) hello(f *clientv1.ClientFrame) {
 		return
 	}
 	s.phase = joining
+	s.order = s.g.hellos.Add(1)
 	s.mu.Unlock()
 	level, claims, no := s.identify(h)
 	if no == nil {

@@ -145,7 +145,11 @@ func TestRanksWithoutARouteStore(t *testing.T) {
 		found, err := p.store.now.Load().Lookup(t.Context(), []im.UserID{"u"})
 		return err == nil && len(found) == 1 && found[0].Epoch == ahead+2
 	})
-	// A late claim that replaces another login says so to the message store.
+}
+
+// A late claim that replaces another login says so to the message store.
+func TestALateClaimIsProved(t *testing.T) {
+	p := beginStrict(t, func(c *Config) { c.Login.Mode = "kick_old" })
 	p.away[0].Store(true)
 	q, _ := p.login(1, "w", "l1", "d1", im.Phone)
 	late, _ := p.login(0, "w", "l2", "d2", im.Phone)

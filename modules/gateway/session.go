@@ -61,6 +61,7 @@ type session struct {
 	claims *auth.Claims // of that token
 	id     im.SessionID
 	hash   uint32 // of id: its shard of the fan-out
+	order  uint32 // of its hello among those of this node
 	q      queue
 	timer  timer
 	done   chan struct{} // closed when the session ends
@@ -81,8 +82,9 @@ type session struct {
 	dataEpoch string
 	issued    int64 // when its token was, in milliseconds since 1970; 0 = not told
 
-	stalled atomic.Bool // the reader waits for answers to leave
-	reader  reader
+	overtook atomic.Int64 // until when it may have overtaken an older hello of its device, in Unix nanoseconds
+	stalled  atomic.Bool  // the reader waits for answers to leave
+	reader   reader
 
 	mu       door
 	phase    phase
@@ -97,17 +99,16 @@ type session struct {
 	seen     delivery.Seen
 	beat     heartbeat
 	pull     bool
-	leaving  bool      // it was asked to move to another node
-	wakeAt   time.Time // what the wheel was asked for; zero = nothing
+	leaving  bool // it was asked to move to another node
+	// announced is set while the leader of the schedulers is to believe that the
+	// session is there.
+	announced bool
+	wakeAt    time.Time // what the wheel was asked for; zero = nothing
 
 	// The number of the last announcement that the client has, of which history of
 	// the store; noAnnouncements = it wants none.
 	announcedSeq   int64
 	announcedEpoch string
-
-	// announced is set while the leader of the schedulers is to believe that the
-	// session is there.
-	announced bool
 }
 
 // newSession makes the session of a connection that is about to be upgraded.
