@@ -2,6 +2,8 @@ package state
 
 import (
 	"context"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/lane"
@@ -107,8 +109,8 @@ func changeOf(req *v1.ChangeRequest) (c store.Change, err error) {
 }
 
 func checkName(name string) error {
-	if !protocol.ValidGroupName(name) {
-		return badRequest(opChange, "a name is one line of 1 to %d bytes of UTF-8", protocol.MaxGroupName)
+	if len(name) < 1 || len(name) > protocol.MaxGroupName || !utf8.ValidString(name) || strings.IndexByte(name, 0) >= 0 {
+		return badRequest(opChange, "a name has 1 to %d bytes of UTF-8", protocol.MaxGroupName)
 	}
 	return nil
 }

@@ -391,7 +391,7 @@ func TestBackup(t *testing.T) {
 		t.Fatalf("%d blocks, want three: back up, restore, begin a new history", len(all))
 	}
 	c := newClone(t)
-	here := strings.NewReplacer("/var/lib/imd", "data", "/backup/imd-2026-01-31.tar", "imd-*.tar", "/backup/", "")
+	here := strings.NewReplacer("/var/lib/imd/main", "data", "/backup/imd-2026-01-31.tar", "imd-*.tar", "/backup/", "")
 	c.run()
 	sh := c.shell()
 	sh.run("imd send --as alice --to bob kept")

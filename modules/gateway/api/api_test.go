@@ -139,7 +139,6 @@ func TestRequestsAreChecked(t *testing.T) {
 		{user, "ConversationService/Create", `{` + id1 + `}`, "bad_request"},
 		{user, "ConversationService/Create", `{"name":"x"}`, "bad_request"},
 		{user, "ConversationService/Create", `{"name":"` + strings.Repeat("n", 129) + `",` + id1 + `}`, "too_large"},
-		{user, "ConversationService/Create", `{"name":"a\nb",` + id1 + `}`, "bad_request"},
 		{user, "ConversationService/Create", `{"name":"x",` + id1 + `,"userIds":["a b"]}`, "invalid_id"},
 		{user, "ConversationService/Create", `{"name":"x",` + id1 + `,"userIds":` + many + `}`, "too_large"},
 		{user, "ConversationService/AddMembers", `{"conversationId":"g_1",` + id1 + `}`, "bad_request"},
@@ -172,7 +171,6 @@ func TestRequestsAreChecked(t *testing.T) {
 		{key, "TokenService/Mint", `{"userId":"x","class":"fridge"}`, "bad_request"},
 		{key, "TokenService/Revoke", `{"userId":"x","loginId":"a b"}`, "invalid_id"},
 		{user, "MessageService/Nothing", `{}`, "unsupported"},
-		{key, "MessageService/Nothing", `{}`, "unsupported"},
 	} {
 		if a := f.post(tt.bearer, tt.method, tt.body); a.reason() != tt.want {
 			t.Errorf("%s %.120s: %s, want %s", tt.method, tt.body, a.reason(), tt.want)

@@ -1,6 +1,9 @@
 package api
 
 import (
+	"strings"
+	"unicode/utf8"
+
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -65,8 +68,8 @@ func checkName(name string) error {
 		return badRequest("name is empty")
 	case len(name) > protocol.MaxGroupName:
 		return tooLarge("name is longer than %d bytes", protocol.MaxGroupName)
-	case !protocol.ValidGroupName(name):
-		return badRequest("name is not one line of UTF-8 without control characters")
+	case !utf8.ValidString(name) || strings.IndexByte(name, 0) >= 0:
+		return badRequest("name is no clean UTF-8 text")
 	}
 	return nil
 }

@@ -7,19 +7,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 )
-
-// ValidGroupName reports whether s can be the name of a group: one line of 1 to
-// MaxGroupName bytes of UTF-8, without control characters. It may hold signs that
-// steer the direction of writing, as some scripts want them; show it isolated.
-func ValidGroupName(s string) bool {
-	return len(s) > 0 && len(s) <= MaxGroupName && utf8.ValidString(s) &&
-		!strings.ContainsFunc(s, func(r rune) bool { return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' })
-}
 
 // ValidID reports whether s can be a user, device, group or login id: 1 to 64
 // bytes of A-Z a-z 0-9 . _ - @ +

@@ -43,8 +43,7 @@ const (
 	MaxID = 64
 	// MaxClientName is the length of hello's client in bytes.
 	MaxClientName = 64
-	// MaxGroupName is the length of a group's name in bytes; at least 1. See
-	// ValidGroupName.
+	// MaxGroupName is the length of a group's name in bytes; at least 1.
 	MaxGroupName = 128
 	// MaxGroupMembers is how many members a group may have.
 	MaxGroupMembers = 100000
