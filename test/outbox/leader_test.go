@@ -207,7 +207,7 @@ func (l *leader) close() {
 	select {
 	case err := <-l.ended:
 		l.ended <- err
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		panic("a leader does not end")
 	}
 }

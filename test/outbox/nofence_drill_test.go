@@ -7,9 +7,13 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/imdhq/imd/modules/scheduler"
 	"github.com/imdhq/imd/pkg/failpoint"
 )
+
+func init() { scheduler.Outlives = 2 * time.Second }
 
 // Without the fence, what a paused leader does when it wakes up takes place, in
 // each job, and the test that must notice it does.
