@@ -82,8 +82,8 @@ type session struct {
 	dataEpoch string
 	issued    int64 // when its token was, in milliseconds since 1970; 0 = not told
 
-	overtook atomic.Int64 // until when it may have overtaken an older hello of its device, in Unix nanoseconds
-	stalled  atomic.Bool  // the reader waits for answers to leave
+	overtook atomic.Pointer[time.Time] // until when a hello that it overtook may displace it; nil = it overtook none
+	stalled  atomic.Bool               // the reader waits for answers to leave
 	reader   reader
 
 	mu       door
