@@ -159,7 +159,7 @@ func (s *session) begin() {
 	s.helloBy = time.Now().Add(s.g.cfg.HelloTimeout)
 	s.wakeLocked(s.helloBy)
 	s.mu.Unlock()
-	s.reader.grown = true
+	s.reader.anew = true
 	s.serve()
 }
 
@@ -172,7 +172,7 @@ func (s *session) Wake() {
 
 // serve reads until the connection is parked or ends; then it frees everything.
 func (s *session) serve() {
-	if err := s.read(); !errors.Is(err, errParked) {
+	if err := s.read(); !errors.Is(err, errLeft) {
 		s.free(err)
 	}
 }
@@ -186,7 +186,7 @@ func (s *session) read() error {
 	}
 	for {
 		if s.await() {
-			return errParked
+			return errLeft
 		}
 		// Without a context that can end: the library would start something for
 		// each read. The wheel watches the time.
