@@ -25,7 +25,6 @@ type Client struct {
 	Encoding protocol.Encoding
 	Welcome  *clientv1.Welcome    // after Login
 	Synced   *clientv1.SyncResult // after Login
-	NoPong   bool                 // leave pings unanswered; set before Dial returns a frame
 
 	t      testing.TB
 	ws     *websocket.Conn
@@ -36,6 +35,7 @@ type Client struct {
 	nextID uint32
 	inbox  []*clientv1.ServerFrame
 	pings  int
+	silent bool // leaves pings unanswered
 	code   websocket.StatusCode
 	text   string
 	closed bool
@@ -148,9 +148,9 @@ func (c *Client) read() {
 			if f.GetPing() != nil {
 				c.mu.Lock()
 				c.pings++
-				quiet := c.NoPong
+				silent := c.silent
 				c.mu.Unlock()
-				if !quiet {
+				if !silent {
 					_ = c.TryWrite(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
 				}
 				return nil
@@ -478,7 +478,7 @@ func (c *Client) Closed() bool {
 func (c *Client) Silence() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.NoPong = true
+	c.silent = true
 }
 
 // Pings is how many pings came.
