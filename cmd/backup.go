@@ -38,7 +38,7 @@ A store in Postgres is backed up with the tools of Postgres.
 
 Exit status: 0 done; 1 failed; 3 there is no database; 6 the file is there already;
 78 wrong configuration, or messages are not in the embedded store.`,
-		Example: "  imd backup --to imd-monday.tar\n  imd backup --data-dir /var/lib/imd --to /backup/imd.tar --force -o json",
+		Example: "  imd backup --to imd-monday.tar\n  imd backup --data-dir /var/lib/imd/main --to /backup/imd.tar --force -o json",
 		Args:    cobra.NoArgs,
 	}
 	s := addKeySettings(a, c)
@@ -141,7 +141,7 @@ kept beside the new one, and the keys of the folder stay.
 Exit status: 0 done; 1 failed, the backup is damaged, or a node runs on the folder;
 3 there is no such file; 6 there is data already; 78 wrong configuration, or the
 backup is of a newer imd.`,
-		Example: "  imd restore --from imd-monday.tar --data-dir ./data\n  imd restore --from /backup/imd.tar --data-dir /var/lib/imd --force",
+		Example: "  imd restore --from imd-monday.tar --data-dir ./data\n  imd restore --from /backup/imd.tar --data-dir /var/lib/imd/main --force",
 		Args:    cobra.NoArgs,
 	}
 	s := addKeySettings(a, c)

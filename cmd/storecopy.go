@@ -101,8 +101,8 @@ Exit status: 0 done; 1 failed, or a node runs on one of the stores; 3 there is n
 source; 6 the target is not empty, or the source has changed; 78 wrong
 configuration.`,
 		Example: `  imd migrate up --postgres-file /etc/imd/postgres
-  imd store copy --data-dir /var/lib/imd --postgres-file /etc/imd/postgres
-  imd store copy --from sqlite:/var/lib/imd/imd.db --to postgres://imd@db/imd?sslmode=verify-full`,
+  imd store copy --data-dir /var/lib/imd/main --postgres-file /etc/imd/postgres
+  imd store copy --from sqlite:/var/lib/imd/main/imd.db --to postgres://imd@db/imd?sslmode=verify-full`,
 		Args: cobra.NoArgs,
 	}
 	f := &storeFlags{settingFlags: addSettings(a, c).only("data_dir", "storage.postgres", "storage.postgres_file")}
@@ -225,7 +225,7 @@ the new data_epoch when they connect again. On the embedded store no node may ru
 
 Exit status: 0 done; 1 failed, or a node runs on the embedded store; 3 there is no
 store; 78 wrong configuration.`,
-		Example: "  imd store new-epoch --postgres-file /etc/imd/postgres\n  imd store new-epoch --data-dir /var/lib/imd",
+		Example: "  imd store new-epoch --postgres-file /etc/imd/postgres\n  imd store new-epoch --data-dir /var/lib/imd/main",
 		Args:    cobra.NoArgs,
 	}
 	f := &storeFlags{settingFlags: addSettings(a, c).only("data_dir", "storage.postgres", "storage.postgres_file")}

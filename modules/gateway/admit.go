@@ -69,8 +69,9 @@ func (g *Gateway) joinMany(batch []*entrant) {
 	in := staying(batch)
 	for _, j := range in {
 		j.s.subscribe()
-		j.s.overtake()
-		if hungUp(j.s.wire.Conn) {
+		if j.s.stays() {
+			j.s.overtake()
+		} else if j.no == nil {
 			j.no = gone()
 		}
 	}

@@ -123,12 +123,12 @@ func (s *session) sendAwayLate(now time.Time) {
 // not is told a little later. One that overtook an older hello of its device may be
 // displaced by that: its client is told to come back, as superseded would keep it away.
 func (s *session) displace(reason string) bool {
-	if reason == "superseded" && time.Now().UnixNano() < s.overtook.Load() {
-		reason = "busy"
-	}
 	s.mu.Lock()
 	moves := reason == "superseded" && s.leaving && s.phase == online
 	s.mu.Unlock()
+	if reason == "superseded" && !moves && s.hasOvertaken() {
+		reason = "busy"
+	}
 	return moves && s.g.another(s.yield) || s.end(reason, endTexts[reason], 0)
 }
 

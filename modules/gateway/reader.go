@@ -10,9 +10,9 @@ import (
 	"github.com/imdhq/imd/pkg/park"
 )
 
-// errParked ends the reading goroutine of a connection that was parked, or that
+// errLeft ends the reading goroutine of a connection that was parked, or that
 // another goroutine reads from now on.
-var errParked = errors.New("the connection is parked")
+var errLeft = errors.New("parked, or read by another goroutine")
 
 // reader is how the next message of a connection is waited for. A goroutine
 // waits for its first byte outside of the WebSocket library, where waiting can
@@ -26,7 +26,7 @@ type reader struct {
 	woken  bool // it was parked, and nothing but pongs came since
 	ponged bool // one came since
 	timed  bool // the wheel looks after it
-	grown  bool // its stack has grown with the login
+	anew   bool // the next wait is on a new goroutine
 }
 
 // States of a reader.
@@ -50,8 +50,8 @@ func (s *session) await() (parked bool) {
 	if r.woken && r.ponged && s.q.raw != nil && s.parkNow() { // after a heartbeat it is quiet for long
 		return true
 	}
-	if r.grown { // thousands who wait need not keep the stack that a login took
-		r.grown = false
+	if r.anew { // thousands who wait need not keep the stack that a login took
+		r.anew = false
 		go s.serve()
 		return true
 	}

@@ -82,8 +82,8 @@ type session struct {
 	dataEpoch string
 	issued    int64 // when its token was, in milliseconds since 1970; 0 = not told
 
-	overtook atomic.Int64 // until when it may have overtaken an older hello of its device, in Unix nanoseconds
-	stalled  atomic.Bool  // the reader waits for answers to leave
+	overtook atomic.Pointer[time.Time] // until when a hello that it overtook may displace it; nil = it overtook none
+	stalled  atomic.Bool               // the reader waits for answers to leave
 	reader   reader
 
 	mu       door
@@ -159,7 +159,7 @@ func (s *session) begin() {
 	s.helloBy = time.Now().Add(s.g.cfg.HelloTimeout)
 	s.wakeLocked(s.helloBy)
 	s.mu.Unlock()
-	s.reader.grown = true
+	s.reader.anew = true
 	s.serve()
 }
 
@@ -172,7 +172,7 @@ func (s *session) Wake() {
 
 // serve reads until the connection is parked or ends; then it frees everything.
 func (s *session) serve() {
-	if err := s.read(); !errors.Is(err, errParked) {
+	if err := s.read(); !errors.Is(err, errLeft) {
 		s.free(err)
 	}
 }
@@ -186,7 +186,7 @@ func (s *session) read() error {
 	}
 	for {
 		if s.await() {
-			return errParked
+			return errLeft
 		}
 		// Without a context that can end: the library would start something for
 		// each read. The wheel watches the time.

@@ -101,6 +101,13 @@ func (w *wheel) advance(now time.Time, due []*session) []*session {
 	return due
 }
 
+// came notes that a turn begins, and when the one before ended.
+func (w *wheel) came(now, last time.Time) {
+	if now.Sub(last) > standstill {
+		w.back.Store(&now)
+	}
+}
+
 // resumed is when the process last went on after it had stood still; zero = it
 // never did.
 func (w *wheel) resumed() time.Time {
@@ -123,14 +130,12 @@ func (w *wheel) run(ctx context.Context, wake func(*session, time.Time)) {
 		case <-t.C:
 		}
 		now := time.Now()
-		if now.Sub(last) > standstill {
-			w.back.Store(&now)
-		}
-		last = now
+		w.came(now, last)
 		due = w.advance(now, due[:0])
 		for _, s := range due {
 			wake(s, now)
 		}
+		last = time.Now() // what waking takes is no standstill
 		clear(due)
 	}
 }

@@ -31,7 +31,8 @@ func (s *State) Sync(ctx context.Context, req *v1.SyncRequest) (*v1.SyncResponse
 	return &v1.SyncResponse{Result: x.result(&page)}, nil
 }
 
-// SyncMany is Sync for many users, in one call to the store; see StateService.
+// SyncMany is Sync for many users, in one call to the store; see StateService. Its
+// answers share entries, so they are only read.
 func (s *State) SyncMany(ctx context.Context, req *v1.SyncManyRequest) (*v1.SyncManyResponse, error) {
 	const op = "state.SyncMany"
 	if len(req.Requests) > store.MaxSyncs {

@@ -172,12 +172,11 @@ func (c *Client) move(old *session, d *clientv1.Drain) *session {
 		case <-timer.C:
 		case <-old.ended:
 			timer.Stop()
-			if attempt > 0 && ReasonOf(old.cause) == protocol.ReasonSuperseded {
-				c.mu.Lock()
-				c.gaveUp.excuse(time.Now()) // it was that attempt, whether or not it was answered
+			c.mu.Lock()
+			if ReasonOf(old.cause) == protocol.ReasonSuperseded && c.gaveUp.excuse(time.Now()) {
 				old.cause = lost("moved, and lost the new connection")
-				c.mu.Unlock()
 			}
+			c.mu.Unlock()
 			return nil
 		case <-c.ctx.Done():
 			timer.Stop()

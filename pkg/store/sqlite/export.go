@@ -68,7 +68,7 @@ func OpenSource(ctx context.Context, u *url.URL, _ *zap.Logger) (_ store.Source,
 		return nil, err
 	}
 	untouched := m.commits == moved.commits+1 // since it was retired
-	if untouched && moved.epoch != "" && judge(moved, remembered) == "" {
+	if untouched && !copied && moved.epoch != "" && judge(moved, remembered) == "" {
 		if err := side.begin(m); err != nil {
 			return nil, fileFault(path+sideSuffix, err)
 		}

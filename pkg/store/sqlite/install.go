@@ -28,11 +28,12 @@ type Installed struct {
 // and tokens of fences go on from the higher of the two databases, marks at
 // least from now, so that no message id and no token comes twice. The former
 // database is kept beside path. At each moment, also after a crash, path is
-// either the former database or the new one. Both files must be in one file
-// system; from is gone afterwards.
+// either the former database, unless that could not be read, or the new one. Both
+// files must be in one file system; from is gone afterwards.
 //
-// Errors: one sentence; store.ErrLocked if a server uses path, store.ErrSchema,
-// store.ErrCorrupt if from is damaged. Nothing at path has changed then.
+// Errors: one sentence; store.ErrLocked if a server uses path or somebody reads from
+// it, store.ErrSchema, store.ErrCorrupt if from is damaged. Nothing at path has changed
+// then.
 func Install(ctx context.Context, path, from string) (_ *Installed, err error) {
 	side, _, _, err := openSide(path)
 	if err != nil {

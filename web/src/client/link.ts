@@ -126,6 +126,7 @@ export class Link {
   async #join(reason: TokenReason): Promise<void> {
     const life = ++this.#life;
     this.#timers.cancel("join");
+    this.#giveUp(this.#joining);
     this.#joining?.close();
     this.#joining = undefined;
     if (!this.#conn) this.#set({ phase: "joining", retryAt: 0 });
