@@ -510,7 +510,7 @@ func TestSilenceAfterAPingCloses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dead.NoPong = true
+		dead.Silence()
 		dead.Write(helloWith(w.token("dead")))
 		wantBye(t, dead, "idle")
 		if live.Pings() == 0 || live.Closed() {

@@ -103,7 +103,7 @@ func TestConnectionsTakeOverTheHeartbeat(t *testing.T) {
 	h.put("gateway.ping_interval", "600ms", "gateway.pong_timeout", "500ms") // an answer must have time to arrive on a slow machine
 	eventually(t, "pings", func() bool { return c.Pings() >= 3 })
 	dead := testenv.Dial(t, w.base(), protocol.Proto)
-	dead.NoPong = true
+	dead.Silence()
 	dead.Write(helloWith(w.token("dead")))
 	if iv := dead.Answer(7).GetWelcome().GetPingIntervalMs(); iv != 600 {
 		t.Errorf("welcome says %d ms", iv)

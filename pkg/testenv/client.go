@@ -11,6 +11,7 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/imdhq/imd/sdk/go/gen/clientv1"
 	"github.com/imdhq/imd/sdk/go/protocol"
@@ -19,13 +20,15 @@ import (
 // Patience is how long a client waits for a frame before the test fails, in the time of a Limit.
 const Patience = 10 * time.Second
 
+// shortestWait is how long a client waits at least before it tries again.
+const shortestWait = 20 * time.Millisecond
+
 // Client is one connection of a stock WebSocket client that knows the frames
 // and nothing else: it answers pings, and hands over what comes.
 type Client struct {
 	Encoding protocol.Encoding
 	Welcome  *clientv1.Welcome    // after Login
 	Synced   *clientv1.SyncResult // after Login
-	NoPong   bool                 // leave pings unanswered; set before Dial returns a frame
 
 	t      testing.TB
 	ws     *websocket.Conn
@@ -36,6 +39,7 @@ type Client struct {
 	nextID uint32
 	inbox  []*clientv1.ServerFrame
 	pings  int
+	silent bool // leaves pings unanswered
 	code   websocket.StatusCode
 	text   string
 	closed bool
@@ -148,9 +152,9 @@ func (c *Client) read() {
 			if f.GetPing() != nil {
 				c.mu.Lock()
 				c.pings++
-				quiet := c.NoPong
+				silent := c.silent
 				c.mu.Unlock()
-				if !quiet {
+				if !silent {
 					_ = c.TryWrite(&clientv1.ClientFrame{Kind: &clientv1.ClientFrame_Pong{Pong: &clientv1.Pong{}}})
 				}
 				return nil
@@ -311,7 +315,8 @@ func (c *Client) Decide(s *clientv1.Send) *clientv1.SendAck {
 			return a
 		}
 		c.t.Logf("a send is made again: %v", a)
-		time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
+		time.Sleep(untilAgain(a.Error))
+		s = proto.Clone(s).(*clientv1.Send) // the caller's stays as it is
 		s.Resend = true
 	}
 }
@@ -336,8 +341,14 @@ func (c *Client) Ask(f *clientv1.ClientFrame) *clientv1.ServerFrame {
 			return a
 		}
 		c.t.Logf("it is asked again: %v", a)
-		time.Sleep(time.Duration(a.GetError().RetryAfterMs) * time.Millisecond)
+		time.Sleep(untilAgain(a.GetError()))
 	}
+}
+
+// untilAgain is how long to wait before what failed for now is tried again: as long as
+// the server says, and never not at all.
+func untilAgain(e *clientv1.Error) time.Duration {
+	return max(time.Duration(e.GetRetryAfterMs())*time.Millisecond, shortestWait)
 }
 
 // Sync asks for one page of a sync; the test fails on an error.
@@ -415,7 +426,7 @@ func (c *Client) SendAll(sends []*clientv1.Send) []int64 {
 				rewind = i
 			}
 			if open == 0 {
-				time.Sleep(time.Duration(a.Error.RetryAfterMs) * time.Millisecond)
+				time.Sleep(untilAgain(a.Error))
 			}
 		default:
 			c.t.Fatalf("send %d: %v", i, a)
@@ -478,7 +489,7 @@ func (c *Client) Closed() bool {
 func (c *Client) Silence() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.NoPong = true
+	c.silent = true
 }
 
 // Pings is how many pings came.

@@ -269,7 +269,7 @@ func TestSilenceCloses(t *testing.T) {
 	n := testenv.Start(t, set("gateway.ping_interval=1s", "gateway.pong_timeout=3s")...)
 	atOnce(t, n, nil, func(t *testing.T, s *suite) {
 		quiet, lively := s.login(t, "ann", "d"), s.login(t, "bob", "d")
-		quiet.NoPong = true
+		quiet.Silence()
 		clock := testenv.NewClock(t)
 		wantClosed(t, quiet, 4002, "idle", 8*time.Second)
 		if took := clock.Now(); took > 6*time.Second { // the two before and after the last ping that it answered, and 1 s

@@ -115,9 +115,8 @@ func receiptsOverTwo(t *testing.T, g *gateways) {
 }
 
 // copies counts the delivers above what a device has, and acknowledges all, until it
-// is told to stop. A copy of what the server knows to be acknowledged counts; one that
-// came before it heard so does not, because a device that the machine holds up is
-// rightly sent things again.
+// is told to stop. A device that the machine holds up is rightly sent things again: the
+// server counts these.
 type copies struct {
 	c    *testenv.Client
 	conv string
@@ -128,20 +127,18 @@ type copies struct {
 	mu     sync.Mutex
 	seen   map[int64]int
 	lowest int64 // of all
-
-	heard map[int64]bool // acknowledged, and the server knows; of the counting alone
 }
 
 func count(c *testenv.Client, conv string, have int64) *copies {
-	k := &copies{c: c, conv: conv, have: have, stop: make(chan struct{}), seen: map[int64]int{}, lowest: math.MaxInt64, heard: map[int64]bool{}}
+	k := &copies{c: c, conv: conv, have: have, stop: make(chan struct{}), seen: map[int64]int{}, lowest: math.MaxInt64}
 	k.done.Go(func() {
 		for {
-			var came []*clientv1.Entry
+			var acks []*clientv1.ClientFrame
 			for f := c.TakeWithin(20*time.Millisecond, isDeliver); f != nil; f = c.TakeWithin(0, isDeliver) {
-				came = append(came, k.note(f)...)
+				acks = append(acks, k.note(f)...)
 			}
-			for len(came) > 0 {
-				came = k.acknowledge(came)
+			for part := range slices.Chunk(acks, 50) {
+				_ = c.TryWrite(part...)
 			}
 			select {
 			case <-k.stop:
@@ -153,46 +150,18 @@ func count(c *testenv.Client, conv string, have int64) *copies {
 	return k
 }
 
-// note counts what came.
-func (k *copies) note(f *clientv1.ServerFrame) []*clientv1.Entry {
+// note counts what came, and returns the acks of it.
+func (k *copies) note(f *clientv1.ServerFrame) (acks []*clientv1.ClientFrame) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, e := range f.GetDeliver().GetEntries() {
+		acks = append(acks, ackFrame(k.conv, e.PrevSeq, e.Seq))
 		k.lowest = min(k.lowest, e.Seq)
-		if e.Seq <= k.have { // a sync may have brought it too
-			continue
-		}
-		if k.seen[e.Seq] == 0 || k.heard[e.Seq] {
+		if e.Seq > k.have { // else a sync may have brought it too
 			k.seen[e.Seq]++
 		}
 	}
-	return f.GetDeliver().GetEntries()
-}
-
-// acknowledge acknowledges entries, waits until the server has heard it, and returns
-// what came meanwhile: a request behind the acks is answered behind whatever was
-// written before they were known.
-func (k *copies) acknowledge(entries []*clientv1.Entry) (more []*clientv1.Entry) {
-	var frames []*clientv1.ClientFrame
-	for _, e := range entries {
-		frames = append(frames, ackFrame(k.conv, e.PrevSeq, e.Seq))
-	}
-	behind := historyFrame(&clientv1.History{ConversationId: k.conv, AfterSeq: entries[0].Seq, Limit: 1})
-	behind.Id = k.c.ID()
-	for part := range slices.Chunk(append(frames, behind), 50) {
-		_ = k.c.TryWrite(part...)
-	}
-	for {
-		f := k.c.Await(testenv.Patience, func(f *clientv1.ServerFrame) bool { return isDeliver(f) || f.Id == behind.Id })
-		if !isDeliver(f) { // the answer, or the connection has ended
-			break
-		}
-		more = append(more, k.note(f)...)
-	}
-	for _, e := range entries {
-		k.heard[e.Seq] = true
-	}
-	return more
+	return acks
 }
 
 // has reports whether n different entries came.
@@ -204,17 +173,39 @@ func (k *copies) has(n int) func() bool {
 	}
 }
 
-// once ends the count and wants the entries from first to last once each.
-func (k *copies) once(t *testing.T, who string, first, last int64) {
+// all ends the count and wants the entries from first to last and no others.
+func (k *copies) all(t *testing.T, who string, first, last int64) {
 	t.Helper()
 	close(k.stop)
 	k.done.Wait()
-	want := map[int64]int{}
-	for s := first; s <= last; s++ {
-		want[s] = 1
+	came := slices.Sorted(maps.Keys(k.seen))
+	if int64(len(came)) != last-first+1 || came[0] != first || came[len(came)-1] != last {
+		t.Errorf("%s got %v, want each of %d to %d", who, k.seen, first, last)
 	}
-	if !maps.Equal(k.seen, want) {
-		t.Errorf("%s got %v, want each of %d to %d once", who, k.seen, first, last)
+}
+
+// again is how many of the entries from first on came more than once, after the end of
+// the count: as often as they did.
+func (k *copies) again(first int64) (n int) {
+	for seq, times := range k.seen {
+		if seq >= first {
+			n += times - 1
+		}
+	}
+	return n
+}
+
+// redeliveries is how many entries a gateway has sent again so far.
+func redeliveries(n *testenv.Node) int {
+	return int(n.Metric("imd_gateway_redeliveries_total"))
+}
+
+// wantCounted wants a redelivery that the server counted for each that came again.
+func wantCounted(t *testing.T, who string, again, counted int) {
+	t.Helper()
+	t.Logf("%s: %d came again, %d were sent again", who, again, counted)
+	if again > counted {
+		t.Errorf("%s: %d came again, but only %d were sent again for want of an ack", who, again, counted)
 	}
 }
 
@@ -223,6 +214,7 @@ func (k *copies) once(t *testing.T, who string, first, last int64) {
 // it.
 func redeliveryOverTwo(t *testing.T, g *gateways) {
 	conv := protocol.DirectID("ann2", "bob2")
+	before := redeliveries(g.Node)
 	ann, here, there := g.in(t, 0, "ann2", "a", "d"), count(g.in(t, 0, "bob2", "b1", "d1"), conv, 0), count(g.in(t, 1, "bob2", "b2", "d2"), conv, 0)
 	p, base := proxy(t, g.second)
 	gone, reason := g.through(t, base, 1, "bob2", "b3", "d3", im.Phone)
@@ -235,12 +227,15 @@ func redeliveryOverTwo(t *testing.T, g *gateways) {
 	if again.Content.GetText() != "7" {
 		t.Errorf("it is %v", again)
 	}
+	connections := g.second.Metric("imd_gateway_connections")
 	p.Set(faultproxy.Mode{Blackhole: true})
 	ann.SendAll(numbered(10, toUser("bob2")))
 	back := g.in(t, 0, "bob2", "b3", "d3")
 	page := back.History(&clientv1.History{ConversationId: conv, AfterSeq: 20, Limit: 100})
 	wantTexts(t, "what was missed", messages(page.Entries), upTo(10))
 	live := count(back, conv, 30)
+	eventually(t, "its former connection is gone", testenv.Patience, func() bool { return g.second.Metric("imd_gateway_connections") < connections })
+	beforeLast := redeliveries(g.second)
 	ann.SendAll(numbered(5, toUser("bob2")))
 	for _, k := range []struct {
 		*copies
@@ -249,9 +244,12 @@ func redeliveryOverTwo(t *testing.T, g *gateways) {
 		eventually(t, "all delivers", testenv.Patience, k.has(k.n))
 	}
 	time.Sleep(300 * time.Millisecond) // for a redelivery
-	here.once(t, "the device on the sender's gateway", 1, 35)
-	there.once(t, "the device on the other gateway", 1, 35)
-	live.once(t, "the device that came back", 31, 35)
+	here.all(t, "the device on the sender's gateway", 1, 35)
+	there.all(t, "the device on the other gateway", 1, 35)
+	live.all(t, "the device that came back", 31, 35)
+	wantCounted(t, "on the sender's gateway", here.again(1)+live.again(1), redeliveries(g.Node)-before)
+	// Before the last five, most on the other gateway were the vanished device's.
+	wantCounted(t, "on the other gateway", there.again(31), redeliveries(g.second)-beforeLast)
 	if live.lowest <= 20 {
 		t.Errorf("its new connection was sent %d, which the former one had", live.lowest)
 	}
@@ -506,12 +504,28 @@ func endsByItself(t *testing.T, g *gateways) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	for l := testenv.NewLimit(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
+		inEtcd := leased(t, client)
+		maps.Copy(kinds, inEtcd)
+		if kinds["redis"] > 0 && inEtcd["nodes"] > 0 && inEtcd["leader"] > 0 && inEtcd["workers"] > 0 {
+			return
+		}
+		if l.Over() { // a leader that the machine held up has to be elected again
+			t.Fatalf("too few keys were looked at: %v", kinds)
+		}
+	}
+}
+
+// leased wants a lease for all that nodes write into etcd, and counts it by kind.
+func leased(t *testing.T, client *clientv3.Client) map[string]int {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	all, err := client.Get(ctx, "", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
+	kinds := map[string]int{}
 	for _, kv := range all.Kvs {
 		parts := strings.Split(string(kv.Key), "/") // "", imd, the cluster, a kind, ...
 		if len(parts) < 4 {
@@ -526,9 +540,7 @@ func endsByItself(t *testing.T, g *gateways) {
 			t.Errorf("%s hangs on no lease", kv.Key)
 		}
 	}
-	if kinds["redis"] == 0 || kinds["nodes"] == 0 || kinds["leader"] == 0 || kinds["workers"] == 0 {
-		t.Errorf("too few keys were looked at: %v", kinds)
-	}
+	return kinds
 }
 
 // A gateway is killed at any moment, also of logins, and is back at once: its
@@ -564,8 +576,11 @@ func quickRestarts(t *testing.T, g *gateways) (later func()) {
 			back := g.in(t, 0, "dan8", "d", "d")
 			page := back.History(&clientv1.History{ConversationId: conv, AfterSeq: 1, Limit: 100})
 			wantTexts(t, "what was missed", messages(page.Entries), upTo(2))
-			live := count(back, conv, 3)
-			defer live.once(t, "one who came back from a killed gateway", 4, int64(3+2*(rounds-1)))
+			before, live := redeliveries(g.Node), count(back, conv, 3)
+			defer func() {
+				live.all(t, "one who came back from a killed gateway", 4, int64(3+2*(rounds-1)))
+				wantCounted(t, "one who came back from a killed gateway", live.again(1), redeliveries(g.Node)-before)
+			}()
 		}
 		g.second.Start()
 	}

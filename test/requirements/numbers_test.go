@@ -136,13 +136,16 @@ func TestR10ABurstIntoOneConversation(t *testing.T) {
 	held := func() float64 { // calls to the store that took longer than a quarter of a second
 		return n.Metric("imd_state_append_seconds_count") - n.Metric(`imd_state_append_seconds_bucket{le="0.25"}`)
 	}
+	const fewHeld = 3 // of some forty: what a disk may do that others use too
 	before := held()
 	retries, took, slowest, slowness := burst(t)
-	t.Logf("stored within %v with %d retries, the quiet conversation waited %v at most, the machine was %.1f times slower", took.Round(time.Millisecond), retries,
-		slowest.Round(time.Millisecond), slowness)
+	stalls, stood := held()-before, clock.Stood()
+	t.Logf("stored within %v with %d retries, the quiet conversation waited %v at most, the machine was %.1f times slower and stood for %v, %v of %v calls were held",
+		took.Round(time.Millisecond), retries, slowest.Round(time.Millisecond), slowness, stood.Round(time.Millisecond), stalls, n.Metric("imd_state_append_seconds_count"))
 	// A send waits for 0.4 s at most until it is on its way to the store: a machine that
-	// holds up a call for as long, or all that wants to run, sends the others away.
-	if retries > senders*each/100 && held() == before && slowness < 2 {
+	// holds up a call for as long, or all that wants to run, sends the others away. A node
+	// that holds up its calls itself does so with more than a few.
+	if retries > senders*each/100 && (stalls == 0 || stalls > fewHeld) && slowness < 2 && stood < 100*time.Millisecond {
 		t.Errorf("%d of %d had to be sent again", retries, senders*each)
 	}
 	// On a machine that is busy with other things, all takes longer alike.

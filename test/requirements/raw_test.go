@@ -90,21 +90,26 @@ func wsFrame(fin bool, op byte, payload []byte) []byte {
 }
 
 // limitReads makes what reads from a connection fail once a limit is over, which goes
-// by as a testenv.Limit does, until stop is called.
+// by as a testenv.Limit does, until stop is called; afterwards they have no limit.
 func limitReads(c net.Conn, limit time.Duration) (stop func()) {
 	_ = c.SetReadDeadline(time.Time{}) // of a former limit
-	done := make(chan struct{})
+	stopping, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(stopped)
 		for l := testenv.NewLimit(limit); !l.Over(); {
 			select {
-			case <-done:
+			case <-stopping:
 				return
 			case <-time.After(100 * time.Millisecond):
 			}
 		}
 		_ = c.SetReadDeadline(time.Now()) // it may be closed
 	}()
-	return func() { close(done) }
+	return func() {
+		close(stopping)
+		<-stopped
+		_ = c.SetReadDeadline(time.Time{})
+	}
 }
 
 // closeCode reads until the connection ends and returns the close code; 0 = it

@@ -426,15 +426,27 @@ func offlineAfter(t *testing.T, l live) {
 // returnAfter is about a session that the server ends, and of which it may be that it
 // comes back.
 func returnAfter(t *testing.T, l live) {
+	var closed time.Time
 	ended := func(c *testenv.Client) {
 		c.Silence()
 		c.WaitClosed(testenv.Patience)
+		closed = time.Now()
 	}
 	l.shrinkHeartbeat()
 	l.set("presence.return_after", "1s")
-	if _, least := l.lost("ret-a", "ret-b", ended); least > 4*time.Second {
-		t.Errorf("offline %v after the end", least)
+	clock := testenv.NewClock(t)
+	for try := range 3 { // who does not run when the server closes sees it late
+		_, least := l.lost("ret-a", fmt.Sprint("ret-b", try), ended)
+		took := time.Since(closed)
+		if least > 4*time.Second {
+			t.Errorf("offline %v after the end", least)
+		}
+		if took >= 900*time.Millisecond {
+			return
+		}
+		t.Logf("offline %v after the end was seen; this process stood for %v at most", took, clock.Stood())
 	}
+	t.Error("offline before its time, three times in a row")
 }
 
 func tracingShare(t *testing.T, l live, spans *testenv.Collector) {
