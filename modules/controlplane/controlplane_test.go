@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -233,7 +232,7 @@ func (oneFence) ClaimFence(_ context.Context, c store.FenceClaim) (store.Fence, 
 }
 
 func TestEndpoints(t *testing.T) {
-	address := fmt.Sprintf("127.9.%d.200:2379", os.Getpid()&255)
+	address := testenv.FreeAddress(t, "127.0.0.1")
 	dir := t.TempDir()
 	serve := func() *embedded.Server {
 		s, err := embedded.Start(context.Background(), dir, zap.NewNop(), embedded.Listen(address))
@@ -266,7 +265,7 @@ func TestEndpoints(t *testing.T) {
 // A node whose endpoints are dead starts, says so, and becomes ready within
 // seconds of their return; the next start without them begins with what it knew.
 func TestStartWithoutEtcd(t *testing.T) {
-	address := fmt.Sprintf("127.9.%d.201:2379", os.Getpid()&255)
+	address := testenv.FreeAddress(t, "127.0.0.1")
 	dir, etcdDir := t.TempDir(), t.TempDir()
 	external := func(c *controlplane.Config) { c.Endpoints = []string{"http://" + address} }
 	a := startIn(t, "a", dir, external)
@@ -339,7 +338,7 @@ func TestOrders(t *testing.T) {
 // A node that gets the records from another one sees what a watcher sees, goes
 // to etcd when that one is gone, and comes back to the next one.
 func TestRelayed(t *testing.T) {
-	address := fmt.Sprintf("127.9.%d.202:2379", os.Getpid()&255)
+	address := testenv.FreeAddress(t, "127.0.0.1")
 	s, err := embedded.Start(context.Background(), t.TempDir(), zap.NewNop(), embedded.Listen(address))
 	if err != nil {
 		t.Fatal(err)

@@ -495,7 +495,9 @@ func TestPullModeByTheWindow(t *testing.T) {
 		c.Write(ackOf(conv, 0, 40))
 		eventually(t, "delivers again", func() bool {
 			w.state.post(conv, "ann", "y", bob)
-			return c.TakeWithin(100*time.Millisecond, isDeliver) != nil
+			return c.TakeWithin(100*time.Millisecond, func(f *clientv1.ServerFrame) bool {
+				return isDeliver(f) && f.GetDeliver().Entries[0].Seq > 40 // not one of before the acknowledgement
+			}) != nil
 		})
 	})
 }

@@ -186,8 +186,12 @@ func TestLateAnswersAreRecorded(t *testing.T) {
 	o := f.options("send", 2)
 	rec, dir := recording(t)
 	o.Record = rec
-	if res, err := Run(t.Context(), o); err != nil || res.Failed != 0 {
-		t.Fatal(err, res.Errors)
+	res, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Failed != 0 {
+		t.Fatal(res.Errors)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"testing"
@@ -13,6 +14,42 @@ import (
 // the system gives to whoever asks for any port, also to each connection: of these
 // one may be taken between its choice and its use, or while its server is away.
 const firstPort, lastPort = 20000, 32000
+
+// fewestPorts is how many there must be to choose from, and lowestPort the first one
+// that needs no rights.
+const fewestPorts, lowestPort = 1000, 1024
+
+// ports are those to choose from.
+var ports = sync.OnceValue(func() []int {
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // where there is none, the ports are as usual
+	return portsBeside(string(text))
+})
+
+// portsBeside are the ports to choose from where the system gives those of the range,
+// "first last", to whoever asks for any: from firstPort to lastPort but for these, or
+// all below these if few are left.
+func portsBeside(given string) []int {
+	var low, high int
+	if _, err := fmt.Sscan(given, &low, &high); err != nil {
+		low, high = lastPort, lastPort
+	}
+	list := func(from, to int) (list []int) {
+		for p := from; p < to; p++ {
+			if p < low || p > high {
+				list = append(list, p)
+			}
+		}
+		return list
+	}
+	if usual := list(firstPort, lastPort); len(usual) >= fewestPorts {
+		return usual
+	}
+	if below := list(lowestPort, low); len(below) >= fewestPorts {
+		return below
+	}
+	low, high = 0, 0 // the system gives nearly all: take part
+	return list(firstPort, lastPort)
+}
 
 // claims holds what keeps other test processes from the ports of this one, until it
 // ends.
@@ -61,7 +98,7 @@ func freePort(ip string) (int, error) {
 	defer claims.Unlock()
 	var last error
 	for range 1000 {
-		port := firstPort + rand.IntN(lastPort-firstPort)
+		port := ports()[rand.IntN(len(ports()))]
 		// The name is in no folder, belongs to the network of the process as the port
 		// does, and goes with the process.
 		claim, err := net.Listen("unix", fmt.Sprintf("@imd-test-port-%d", port))

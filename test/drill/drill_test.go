@@ -57,18 +57,23 @@ func text(o *outcome.Outcome) string {
 // A short drill with every fault that is possible here, also of etcd, finds
 // nothing.
 func TestSmoke(t *testing.T) {
+	clock, began := testenv.NewClock(t), time.Now()
 	out := play(t, 6*time.Minute, nil, "--layout", "control", "--minutes", "0.45", "--conns", "60", "--users", "50", "--rate", "100", "--seed", "34", "--keep", filepath.Join(t.TempDir(), "drill"))
 	if out == nil {
 		t.Fatal("no verdict")
 	}
+	slowness := float64(time.Since(began)) / float64(max(clock.Now(), 1))
 	// On a slow machine healing leaves no time for some of the faults, and nothing of what
 	// they are to show.
-	left := out.Planned - out.Begun
-	if !out.Good || out.Planned < 7 || out.Begun < 3 {
+	least := 7
+	if slowness >= 2 || clock.Stood() > time.Second {
+		least = 3
+	}
+	if !out.Good || out.Planned < 7 || out.Begun < least {
 		t.Errorf("%s", text(out))
 	}
-	t.Logf("%d of %d faults, %d operations, %.1f s", out.Begun, out.Planned, out.Operations, out.Took)
-	if idle := out.Verdict.Idle(); len(idle) > 0 && left == 0 {
+	t.Logf("%d of %d faults, %d operations, %.1f s, of a machine %.1f times slower than usual", out.Begun, out.Planned, out.Operations, out.Took, slowness)
+	if idle := out.Verdict.Idle(); len(idle) > 0 && (least == 7 || out.Begun == out.Planned) {
 		t.Errorf("nothing was checked for %v", idle)
 	}
 }

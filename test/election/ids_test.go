@@ -2,8 +2,6 @@ package election
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -17,13 +15,14 @@ import (
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/store"
 	"github.com/imdhq/imd/pkg/store/sqlite"
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 // Etcd goes away and stays away: ids go on without a single refusal, with a
 // worker number of the message store before the lease of the first one ends.
 func TestIDsOutliveEtcd(t *testing.T) {
 	dir := t.TempDir()
-	address := fmt.Sprintf("127.11.%d.%d:2379", os.Getpid()>>8&255, os.Getpid()&255)
+	address := testenv.FreeAddress(t, "127.0.0.1")
 	srv, err := embedded.Start(t.Context(), filepath.Join(dir, "etcd"), zap.NewNop(), embedded.Listen(address))
 	if err != nil {
 		t.Fatal(err)

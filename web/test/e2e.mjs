@@ -23,13 +23,24 @@ const problems = [];
 // The time, in milliseconds, of a machine that has nothing else to do: it goes by more
 // slowly while more wants to run than there are processors, and stands while this
 // process does.
+const tickMs = 10;
 const clock = { told: 0, last: performance.now() };
 setInterval(() => {
   const now = performance.now();
-  const crowd = Number(readFileSync("/proc/loadavg", "utf8").split(" ")[3].split("/")[0]) / cpus().length;
-  clock.told += Math.min((now - clock.last) / Math.min(Math.max(crowd, 1), 10), 40);
+  clock.told += Math.min(now - clock.last, 2 * tickMs) / Math.min(Math.max(crowd(), 1), 10);
   clock.last = now;
-}, 10).unref();
+}, tickMs).unref();
+
+// How many threads want to run for each processor; 1 where that is not known.
+function crowd() {
+  try {
+    const running = parseInt(readFileSync("/proc/loadavg", "utf8").split(" ")[3], 10);
+    return Number.isNaN(running) ? 1 : running / cpus().length;
+  } catch {
+    return 1;
+  }
+}
+
 // Failures of requests that a step brings about on purpose.
 let expected = undefined;
 

@@ -12,6 +12,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/controltest"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
@@ -19,7 +20,7 @@ import (
 // away at the start.
 func TestPassword(t *testing.T) {
 	t.Parallel()
-	addr, dir := address(), t.TempDir()
+	addr, dir := testenv.FreeAddress(t, "127.0.0.1"), t.TempDir()
 	s, err := embedded.Start(t.Context(), dir, zap.NewNop(), embedded.Listen(addr))
 	if err != nil {
 		t.Fatal(err)

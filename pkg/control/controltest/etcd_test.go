@@ -4,10 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +17,7 @@ import (
 	"github.com/imdhq/imd/pkg/control/controltest"
 	"github.com/imdhq/imd/pkg/control/embedded"
 	"github.com/imdhq/imd/pkg/control/etcd"
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,7 +44,7 @@ func TestEtcdInProcess(t *testing.T) {
 func TestEtcdOverNetwork(t *testing.T) {
 	t.Parallel()
 	controltest.Run(t, func(t testing.TB) controltest.Fixture {
-		dir, addr := t.TempDir(), address()
+		dir, addr := t.TempDir(), testenv.FreeAddress(t, "127.0.0.1")
 		var s *embedded.Server
 		start := func(t testing.TB) {
 			var err error
@@ -95,13 +93,6 @@ func TestRunEndsWithTheServer(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
-}
-
-var addresses atomic.Int32
-
-// address is a host and port of this process's own: all of 127.0.0.0/8 is loopback.
-func address() string {
-	return fmt.Sprintf("127.9.%d.%d:2379", os.Getpid()&255, addresses.Add(1))
 }
 
 // lease is that of leaders and nodes. It outlasts a machine that stands still for two

@@ -15,12 +15,13 @@ import (
 	"github.com/imdhq/imd/pkg/control/etcd"
 	"github.com/imdhq/imd/pkg/im"
 	storeport "github.com/imdhq/imd/pkg/store"
+	"github.com/imdhq/imd/pkg/testenv"
 )
 
 // The credentials of etcd expire between any two calls: stand-bys log in again,
 // stay in the race, and follow a leader that dies.
 func TestCredentialsExpire(t *testing.T) { // not in parallel: it measures a time
-	addr := address()
+	addr := testenv.FreeAddress(t, "127.0.0.1")
 	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop(), embedded.Listen(addr), embedded.Tokens(time.Second, 4))
 	if err != nil {
 		t.Fatal(err)

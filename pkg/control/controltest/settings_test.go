@@ -18,6 +18,7 @@ import (
 	"github.com/imdhq/imd/pkg/faultproxy"
 	"github.com/imdhq/imd/pkg/im"
 	"github.com/imdhq/imd/pkg/settings"
+	"github.com/imdhq/imd/pkg/testenv"
 	"github.com/imdhq/imd/pkg/testenv/machine"
 )
 
@@ -116,7 +117,7 @@ func (f follower) reach(t testing.TB, rev int64) {
 // server is an embedded etcd with a listener, and a client of it.
 func server(t testing.TB) (addr string, c *clientv3.Client) {
 	t.Helper()
-	addr = address()
+	addr = testenv.FreeAddress(t, "127.0.0.1")
 	s, err := embedded.Start(t.Context(), t.TempDir(), zap.NewNop(), embedded.Listen(addr))
 	if err != nil {
 		t.Fatal(err)

@@ -151,6 +151,8 @@ func TestServerKilledUnderLoad(t *testing.T) {
 	for _, w := range writers {
 		wg.Go(func() { w.run(t, s, &stop) })
 	}
+	end := func() { stop.Store(true); wg.Wait() }
+	defer end() // also if the test fails: before the store is closed
 	// go on until each writer has so many more acknowledged than before.
 	more := func() {
 		t.Helper()
@@ -158,7 +160,6 @@ func TestServerKilledUnderLoad(t *testing.T) {
 			l, from := testenv.NewLimit(testenv.Patience), w.count.Load()
 			for w.count.Load() < from+100 {
 				if l.Over() {
-					stop.Store(true)
 					t.Fatalf("%s does not go on behind %d sends", w.user, from)
 				}
 				time.Sleep(5 * time.Millisecond)
@@ -173,8 +174,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 		}
 	}
 	more()
-	stop.Store(true)
-	wg.Wait()
+	end()
 	for _, w := range writers {
 		t.Logf("%s: %d acknowledged, %d outcomes unknown at first", w.user, len(w.acked), w.again)
 		w.verify(t, s)
