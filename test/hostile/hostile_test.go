@@ -350,13 +350,15 @@ func TestNothingLeaks(t *testing.T) {
 func TestHalfOpenOnesLeakNothing(t *testing.T) {
 	const some = 1000
 	n := testenv.Start(t, "--set", "gateway.ping_interval=1s", "--set", "gateway.pong_timeout=1s")
+	users := 0
 	halfOpen := func(many int) {
 		var wg sync.WaitGroup
 		for range many {
+			users++
 			c := raw(t, n)
 			br := upgrade(t, c)
 			// Each is another user, so that none ends for another's sake.
-			_, _ = c.Write(frame(true, 1, hello(n.Token(fmt.Sprint("half", rand.Uint32())))))
+			_, _ = c.Write(frame(true, 1, hello(n.Token(fmt.Sprint("half", users)))))
 			wg.Go(func() {
 				if code := closeCode(c, br, soon); code != 4002 {
 					t.Errorf("closed with %d", code)
