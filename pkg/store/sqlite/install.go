@@ -78,40 +78,47 @@ type heights struct {
 }
 
 // read reads them from the database at path.
-func (h *heights) read(ctx context.Context, path string) (err error) {
-	db, err := connect(path, 1, "ro", "busy_timeout(5000)", "query_only(1)")
-	if err != nil {
-		return err
-	}
-	c := &conn{db: db}
-	defer func() { err = errors.Join(err, c.drop(), db.Close()) }()
-	if err := c.open(ctx); err != nil {
-		return err
-	}
-	if err := c.row(`SELECT commits FROM store WHERE id = 1`, nil, &h.commits); err != nil {
-		return err
-	}
-	err = c.each(ctx, `SELECT id, mark_us FROM worker`, nil, func(scan func(...any) error) error {
-		var id int
-		var us int64
-		err := scan(&id, &us)
-		h.workers[id] = us
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return c.each(ctx, `SELECT name, token, holder, cluster, revision, claimed_ms FROM fence`, nil, func(scan func(...any) error) error {
-		f, err := scanFence(scan)
-		h.fences = append(h.fences, f)
-		return err
+func (h *heights) read(ctx context.Context, path string) error {
+	return visit(ctx, path, "ro", "query_only(1)", func(c *conn) error {
+		if err := c.row(`SELECT commits FROM store WHERE id = 1`, nil, &h.commits); err != nil {
+			return err
+		}
+		err := c.each(ctx, `SELECT id, mark_us FROM worker`, nil, func(scan func(...any) error) error {
+			var id int
+			var us int64
+			err := scan(&id, &us)
+			h.workers[id] = us
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return c.each(ctx, `SELECT name, token, holder, cluster, revision, claimed_ms FROM fence`, nil, func(scan func(...any) error) error {
+			f, err := scanFence(scan)
+			h.fences = append(h.fences, f)
+			return err
+		})
 	})
 }
 
 // fold copies what the write-ahead log of the database at path holds into it, so that
 // it is whole without the log.
-func fold(ctx context.Context, path string) (err error) {
-	db, err := connect(path, 1, "rw", "busy_timeout(5000)", "synchronous(FULL)")
+func fold(ctx context.Context, path string) error {
+	return visit(ctx, path, "rw", "synchronous(FULL)", func(c *conn) error {
+		var busy, pages, copied int64
+		if err := c.row(`PRAGMA wal_checkpoint(TRUNCATE)`, nil, &busy, &pages, &copied); err != nil {
+			return err
+		}
+		if busy != 0 {
+			return fmt.Errorf("somebody reads from the database: %w", store.ErrLocked)
+		}
+		return nil
+	})
+}
+
+// visit opens the database at path for f alone, with a mode and a pragma.
+func visit(ctx context.Context, path, mode, pragma string, f func(*conn) error) (err error) {
+	db, err := connect(path, 1, mode, "busy_timeout(5000)", pragma)
 	if err != nil {
 		return err
 	}
@@ -120,14 +127,7 @@ func fold(ctx context.Context, path string) (err error) {
 	if err := c.open(ctx); err != nil {
 		return err
 	}
-	var busy, pages, copied int64
-	if err := c.row(`PRAGMA wal_checkpoint(TRUNCATE)`, nil, &busy, &pages, &copied); err != nil {
-		return err
-	}
-	if busy != 0 {
-		return fmt.Errorf("somebody reads from the database: %w", store.ErrLocked)
-	}
-	return nil
+	return f(c)
 }
 
 const (

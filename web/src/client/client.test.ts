@@ -154,6 +154,7 @@ function state(head: number, more: { id?: string; entries?: ReturnType<typeof en
 
 let client: Client;
 let asked: string[];
+let heldToken: Promise<string> | undefined;
 
 function start(options: Partial<ClientOptions> = {}): Client {
   let id = 0;
@@ -163,7 +164,7 @@ function start(options: Partial<ClientOptions> = {}): Client {
     deviceId: "d1",
     token: (reason) => {
       asked.push(reason);
-      return `T${asked.length}`;
+      return heldToken ?? `T${asked.length}`;
     },
     socket: (url, protocol) => new FakeSocket(url, protocol),
     random: () => 0.999,
@@ -194,6 +195,7 @@ beforeEach(() => {
   vi.useFakeTimers({ now: 1_000_000 });
   FakeSocket.all = [];
   asked = [];
+  heldToken = undefined;
 });
 
 afterEach(() => {
@@ -630,6 +632,23 @@ describe("a hello that is taken after it was given up", () => {
     await back();
     await FakeSocket.last.say(superseded);
     expect(client.state.phase).toBe("stopped");
+  });
+
+  it("may be one whose token came after the wait for the next had begun", async () => {
+    await online();
+    let give = (_: string) => {};
+    heldToken = new Promise((resolve) => (give = resolve));
+    await FakeSocket.last.say({ case: "drain", value: create(DrainSchema, { reconnectAfterMs: 0 }) });
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.drop();
+    expect(client.state.phase).toBe("waiting");
+    heldToken = undefined;
+    give("T");
+    await vi.advanceTimersByTimeAsync(0);
+    await FakeSocket.last.open();
+    await back();
+    await FakeSocket.last.say(superseded);
+    expect(client.state.phase).toBe("waiting");
   });
 
   it("excuses nothing more if it has ended the connection before it was given up", async () => {
